@@ -1,0 +1,167 @@
+"""Argument normalisation: what users may write, brought to one form, with an error that says how to mend it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+INT32_MAX = 2**31 - 1
+PADDING_STRINGS = ("SAME", "VALID", "SAME_LOWER", "CAUSAL")
+LAYOUTS = {  # spelling -> channel axis
+    "NWC": 2,
+    "NHWC": 3,
+    "NDHWC": 4,
+    "NCW": 1,
+    "NCHW": 1,
+    "NCDHW": 1,
+}
+
+Padding = tuple[tuple[int, int], ...]
+
+
+def canonical_int(value: Any, name: str, *, low: int | None = None) -> int:
+    """``value`` as a Python int within [low, 2^31)."""
+    try:
+        v = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}.") from None
+    if low is not None and v < low:
+        raise ValueError(f"{name}={v} must be at least {low}.")
+    if v > INT32_MAX:
+        raise ValueError(f"{name}={v} must be below 2^31.")
+    return v
+
+
+def canonical_tuple(value: Any, n: int, name: str, *, low: int | None = 1) -> tuple[int, ...]:
+    """An int for every one of ``n`` axes, or a sequence of ``n`` ints; each in [low, 2^31)."""
+    if isinstance(value, str):
+        raise TypeError(f"{name}={value!r} must be an int or a sequence of {n} ints, not a string.")
+    if isinstance(value, Sequence) or (hasattr(value, "__iter__") and getattr(value, "ndim", 1) != 0):
+        items = tuple(value)
+        if len(items) != n:
+            raise ValueError(f"{name}={items!r} has {len(items)} entries for {n} spatial axes; give an int or {n} ints.")
+    else:
+        items = (value,) * n
+    return tuple(canonical_int(v, name if n == 1 else f"{name}[{i}]", low=low) for i, v in enumerate(items))
+
+
+def same_padding(size: int, window: int, stride: int, dilation: int, *, lower: bool = False) -> tuple[int, int]:
+    """TensorFlow's SAME: ceil(size / stride) outputs; the odd element goes to the end (``lower``: to the start)."""
+    reach = (window - 1) * dilation + 1
+    total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+    half = total // 2
+    return (total - half, half) if lower else (half, total - half)
+
+
+def canonical_padding(
+    padding: Any,
+    in_sizes: Sequence[int],
+    window: Sequence[int],
+    strides: Sequence[int],
+    dilation: Sequence[int],
+    name: str = "padding",
+) -> Padding:
+    """Low and high padding for each spatial axis.
+
+    Accepts ``"SAME"``, ``"SAME_LOWER"``, ``"VALID"``, ``"CAUSAL"`` (one spatial axis), an int for all, or one int or one
+    (low, high) pair for each axis. Negative amounts crop.
+    """
+    n = len(in_sizes)
+    if isinstance(padding, str):
+        word = padding.upper()
+        if word == "VALID":
+            return ((0, 0),) * n
+        if word in ("SAME", "SAME_LOWER"):
+            lower = word == "SAME_LOWER"
+            return tuple(
+                same_padding(i, w, s, d, lower=lower) for i, w, s, d in zip(in_sizes, window, strides, dilation, strict=True)
+            )
+        if word == "CAUSAL":
+            if n != 1:
+                raise ValueError(f"{name}='CAUSAL' needs one spatial axis, got {n}; give (low, high) pairs instead.")
+            return (((window[0] - 1) * dilation[0], 0),)
+        remedy = " Pad with jnp.pad(mode='wrap') first and give 'VALID'." if word == "CIRCULAR" else ""
+        raise ValueError(f"{name}={padding!r} is not known; give one of {', '.join(map(repr, PADDING_STRINGS))}, an int, or {n} (low, high) pairs.{remedy}")
+    if not isinstance(padding, Sequence) and not hasattr(padding, "__iter__"):
+        p = canonical_int(padding, name)
+        return ((p, p),) * n
+    items = tuple(padding)
+    if len(items) != n:
+        raise ValueError(f"{name}={items!r} has {len(items)} entries for {n} spatial axes; give {n} (low, high) pairs.")
+    out = []
+    for i, item in enumerate(items):
+        if isinstance(item, Sequence) or hasattr(item, "__iter__"):
+            pair = tuple(item)
+            if len(pair) != 2:
+                raise ValueError(f"{name}[{i}]={pair!r} must be a pair (low, high).")
+            out.append((canonical_int(pair[0], f"{name}[{i}][0]"), canonical_int(pair[1], f"{name}[{i}][1]")))
+        else:
+            p = canonical_int(item, f"{name}[{i}]")
+            out.append((p, p))
+    for i, pair in enumerate(out):
+        if min(pair) < -INT32_MAX:
+            raise ValueError(f"{name}[{i}]={pair!r} must be above -2^31.")
+    return tuple(out)
+
+
+def check_float(x: Any, name: str, *, complex_ok: bool = False) -> None:
+    """TypeError unless ``x`` is floating (or complex, where allowed)."""
+    dtype = jnp.result_type(x)
+    if jnp.issubdtype(dtype, jnp.floating) or (complex_ok and jnp.issubdtype(dtype, jnp.complexfloating)):
+        return
+    raise TypeError(f"{name} has dtype {dtype}; this op needs a floating dtype: cast it with {name}.astype(jnp.float32).")
+
+
+def check_same_dtype(arrays: Mapping[str, Any]) -> None:
+    """TypeError unless all named arrays have one dtype."""
+    dtypes = {name: jnp.result_type(x) for name, x in arrays.items()}
+    if len(set(dtypes.values())) > 1:
+        listed = ", ".join(f"{k}: {v}" for k, v in dtypes.items())
+        raise TypeError(f"dtypes differ ({listed}); cast them to one dtype with .astype.")
+
+
+def canonical_axis(axis: Any, ndim: int, name: str = "axis") -> int:
+    """A non-negative axis of an array of ``ndim`` axes."""
+    try:
+        a = operator.index(axis)
+    except TypeError:
+        raise TypeError(f"{name}={axis!r} must be an int, not {type(axis).__name__}.") from None
+    if not -ndim <= a < ndim:
+        raise ValueError(f"{name}={axis} is out of range for an array of {ndim} axes; give {-ndim} to {ndim - 1}.")
+    return a % ndim
+
+
+def canonical_axes(axes: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
+    """Distinct non-negative axes in ascending order, from an int or a sequence."""
+    items = tuple(axes) if isinstance(axes, Sequence) or hasattr(axes, "__iter__") else (axes,)
+    out = [canonical_axis(a, ndim, name) for a in items]
+    if len(set(out)) != len(out):
+        raise ValueError(f"{name}={items!r} names an axis twice.")
+    return tuple(sorted(out))
+
+
+def check_layout(layout: str, ndim: int, name: str = "layout") -> int:
+    """The channel axis of an array of ``ndim`` axes (batch and channel included) laid out as named."""
+    known = LAYOUTS.get(layout) if isinstance(layout, str) else None
+    if known is None:
+        raise ValueError(f"{name}={layout!r} is not known; give one of {', '.join(map(repr, LAYOUTS))}.")
+    channel_last = known != 1
+    if ndim < 3 or ndim > 5:
+        raise ValueError(f"{name}={layout!r}: the array has {ndim} axes; 1 to 3 spatial axes beside batch and channel are taken.")
+    if len(layout) not in (ndim, 4):  # "NHWC" and "NCHW" stand for any rank
+        raise ValueError(f"{name}={layout!r} names {len(layout)} axes, the array has {ndim}; give {'NHWC' if channel_last else 'NCHW'!r}.")
+    return ndim - 1 if channel_last else 1
+
+
+def is_static(*sizes: Any) -> bool:
+    """True where every size is a plain int (not a symbolic dimension of jax.export)."""
+    return all(isinstance(s, int) for s in sizes)
+
+
+def as_float32(x: jax.Array) -> jax.Array:
+    """Half types as float32, everything else as it is: the arithmetic type of the references."""
+    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
