@@ -20,11 +20,11 @@ __global__ void touch(int* p) {
 // 1000 * major + minor of the headers this library was built on. A runtime refuses a library newer than itself.
 EXPORT int jaxprims_ffi_api_version() { return XLA_FFI_API_MAJOR * 1000 + XLA_FFI_API_MINOR; }
 
-// Architectures and CUDA version of this build.
+// "archs=sm_80,compute_80,sm_90a; cuda=13.0": the loader compares the architectures with the GPU.
 EXPORT const char* jaxprims_build_info() {
   static char text[256];
-  std::snprintf(text, sizeof(text), "CUDA %d.%d, architectures %s", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
-                JAXPRIMS_ARCHS);
+  std::snprintf(text, sizeof(text), "archs=%s; cuda=%d.%d", JAXPRIMS_ARCHS, CUDART_VERSION / 1000,
+                CUDART_VERSION % 1000 / 10);
   return text;
 }
 

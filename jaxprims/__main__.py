@@ -1,0 +1,77 @@
+"""``python -m jaxprims doctor | demo | explain``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def _example() -> tuple[Any, ...]:
+    """One training step of a small network: the function and its arguments' shapes."""
+    import jax
+    import jax.numpy as jnp
+
+    import jaxprims
+
+    def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+        y = jaxprims.conv(x, params["w1"], params["b1"], activation="relu")
+        y = jaxprims.max_pool(y, (2, 2), strides=(2, 2))
+        y = jaxprims.conv(y, params["w2"], strides=2)
+        y, _, _ = jaxprims.batch_norm(y, params["scale"], params["bias"], activation="relu")
+        logits = jaxprims.global_avg_pool(y)
+        return -jaxprims.log_softmax(logits).mean()
+
+    def of(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+    params = {"w1": of(3, 3, 3, 32), "b1": of(32), "w2": of(3, 3, 32, 64), "scale": of(64), "bias": of(64)}
+    return jax.grad(loss), params, of(128, 32, 32, 3)
+
+
+def _explain(target: str | None, gpu: str) -> int:
+    from jaxprims.explain import explain
+
+    if target is None:
+        fn, *args = _example()
+        print("The gradient of a small network (jaxprims explain MODULE:FUNCTION for your own)\n")
+    else:
+        module, _, name = target.partition(":")
+        if not name:
+            print(f"error: target={target!r}: give MODULE:FUNCTION, a function that returns (fn, *args).", file=sys.stderr)
+            return 2
+        sys.path.insert(0, "")
+        fn, *args = getattr(importlib.import_module(module), name)()
+    print(explain(fn, *args).on(gpu))
+    return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m jaxprims", description="CUDA primitives for JAX")
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("doctor", help="what is installed, whether the kernels run here, and what mends it if not")
+    commands.add_parser("demo", help="train a small network on real images", add_help=False)
+    explained = commands.add_parser("explain", help="per op of a function: kernel or reference, FLOPs, bytes")
+    explained.add_argument(
+        "target", nargs="?", metavar="MODULE:FUNCTION", help="a function without arguments that returns (fn, *args)"
+    )
+    explained.add_argument("--gpu", default="H200", help="whose roofline to show (default: %(default)s)")
+    options, rest = parser.parse_known_args(argv)
+    if options.command == "demo":
+        from jaxprims import demo
+
+        return demo.main(rest) or 0
+    if rest:
+        parser.error(f"unknown arguments: {' '.join(rest)}")
+    if options.command == "doctor":
+        from jaxprims import doctor
+
+        return doctor.main()
+    return _explain(options.target, options.gpu)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
