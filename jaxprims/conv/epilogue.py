@@ -1,0 +1,39 @@
+"""Binds a convolution with what follows it: plain conv where nothing does, conv_fused otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprims.conv import primitive
+from jaxprims.conv.checks import check_bias, check_residual
+from jaxprims.conv.params import ConvParams, gather, y_shape
+from jaxprims.core.activations import check_activation
+from jaxprims.core.checks import check_float
+
+
+def with_epilogue(
+    p: ConvParams, x: jax.Array, w: jax.Array, bias: Any, residual: Any, activation: str | None, batch: Any = None
+) -> jax.Array:
+    """act(conv(x, w) + bias + residual). ``batch``: the batch axes that the residual has in place of y's one."""
+    activation = check_activation(activation)
+    dtype = p.result_dtype(x)
+    if activation is not None:
+        check_float(jnp.zeros((), dtype), "the result of conv under an activation")
+    shape = y_shape(p, x, w)
+    rest = []
+    if bias is not None:
+        bias = jnp.asarray(bias)
+        check_bias(bias, gather(w.shape, p.rhs_spec, 0)[0], x.dtype, dtype)
+        rest.append(bias)
+    if residual is not None:
+        residual = jnp.asarray(residual)
+        check_residual(residual, shape if batch is None else (*batch, *shape[1:]), dtype)
+        rest.append(residual.reshape(shape))
+    if activation is None and not rest:
+        return primitive.conv(p, x, w)[0]
+    q = replace(p, activation=activation, has_bias=bias is not None, has_residual=residual is not None)
+    return primitive.conv_fused(q, x, w, *rest)[0]

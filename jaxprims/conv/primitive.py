@@ -1,0 +1,353 @@
+"""The convolution primitives.
+
+    conv        (x, w)  -> y       bilinear
+    conv_dx     (dy, w) -> dx      its transpose in x
+    conv_dw     (x, dy) -> dw      its transpose in w
+    conv_fused  (x, w[, bias][, residual]) -> act(conv(x, w) + bias + residual)
+
+The first three are one trilinear form, <y', conv(x, w)>, with one slot left open; so the transpose of any in any operand is
+another of the three, and derivatives of every order stay among them. Operands of a transposed call are brought to the wider
+of the dtypes involved, and its result takes the dtype of the operand it is the gradient of: nothing is rounded twice.
+
+Batching. A vmapped image folds into N. A vmapped kernel (or a vmapped dw, where N is summed) becomes a leading batch axis B
+of the operands that have it: a grid axis of the kernels, never a convolution of B groups, and what is not mapped is not copied.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprims.conv import reference
+from jaxprims.conv.params import ConvParams, flops, gather, leading, w_shape, x_shape, y_shape
+from jaxprims.core.activations import activation_code, activation_slope
+from jaxprims.core.checks import INT32_MAX, as_float32, is_static
+from jaxprims.core.primitive import define_primitive, move_to_front
+from jaxprims.core.sharding import Rule
+
+# --- shapes ---------------------------------------------------------------------------------------------------------------
+
+
+def _y_result(p: ConvParams, *avals: Any) -> tuple[tuple[tuple[Any, ...], Any]]:
+    x, w = avals[:2]
+    rest = zip(avals[2:], _rest_flags(p), strict=True)
+    return ((leading((x, p.x_batched), (w, p.w_batched), *rest) + y_shape(p, x, w), p.result_dtype(x)),)
+
+
+def _x_result(p: ConvParams, dy: Any, w: Any) -> tuple[tuple[tuple[Any, ...], Any]]:
+    return ((leading((dy, p.y_batched), (w, p.w_batched)) + x_shape(p, dy, w), p.result_dtype(dy)),)
+
+
+def _w_result(p: ConvParams, x: Any, dy: Any) -> tuple[tuple[tuple[Any, ...], Any]]:
+    return ((leading((x, p.x_batched), (dy, p.y_batched)) + w_shape(p, x, dy), p.result_dtype(x)),)
+
+
+def _rest_flags(p: ConvParams) -> tuple[bool, ...]:
+    return (p.bias_batched,) * p.has_bias + (p.residual_batched,) * p.has_residual
+
+
+# --- derivatives ----------------------------------------------------------------------------------------------------------
+
+
+def _apply(op: Any, p: ConvParams, a: jax.Array, b: jax.Array, ct: Any, wanted: Any, flags: tuple[str, str, str]) -> jax.Array:
+    """``op`` on (a, b), giving the gradient of an operand like ``wanted``.
+
+    ``flags`` name the batched flags of a, b and the result. An operand without the batch axis takes the sum over it.
+    """
+    wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), ct.dtype)
+    in_a, in_b, out = flags
+    summed = (getattr(p, in_a) or getattr(p, in_b)) and not getattr(p, out)
+    partial_dtype = as_float32(jnp.zeros((), wide)).dtype if summed else wanted.dtype
+    q = replace(p.linear(partial_dtype), **{out: getattr(p, out) or summed})
+    (g,) = op(q, a.astype(wide), b.astype(wide))
+    return jnp.sum(g, axis=0).astype(wanted.dtype) if summed else g
+
+
+def _transpose(slots: str, p: ConvParams, cts: Sequence[jax.Array], operands: Sequence[Any], wanted: Sequence[bool]) -> tuple:
+    """<ct, op(a, b)> is <y', conv(x, w)> with ct in the slot of the result: the op that lacks the wanted slot.
+
+    ``slots``: which of x, w, y the two operands and the result are.
+    """
+    out: list[jax.Array | None] = [None, None]
+    for i, want in enumerate(wanted):
+        if want:
+            filled = {slots[1 - i]: operands[1 - i], slots[2]: cts[0]}
+            op, first, second = {"y": (conv, "x", "w"), "x": (conv_dx, "y", "w"), "w": (conv_dw, "x", "y")}[slots[i]]
+            flags = f"{first}_batched", f"{second}_batched", f"{slots[i]}_batched"
+            out[i] = _apply(op, p, filled[first], filled[second], cts[0], operands[i], flags)
+    return tuple(out)
+
+
+# Derivative of the activation written in y, for those where y alone tells it (and no pre-activation need be kept).
+_SLOPE_FROM_Y: dict[str | None, Callable[[jax.Array], jax.Array]] = {
+    None: jnp.ones_like,
+    "relu": lambda y: (y > 0).astype(y.dtype),
+    "relu6": lambda y: ((y > 0) & (y < 6)).astype(y.dtype),
+    "leaky_relu": lambda y: jnp.where(y >= 0, 1.0, 0.01).astype(y.dtype),
+    "elu": lambda y: jnp.where(y > 0, 1.0, y + 1.0).astype(y.dtype),
+    "sigmoid": lambda y: y * (1 - y),
+    "tanh": lambda y: 1 - y * y,
+    "softplus": lambda y: -jnp.expm1(-y),
+    "log_sigmoid": lambda y: -jnp.expm1(y),
+}
+
+
+def _fused_jvp(p: ConvParams, primals: Sequence[jax.Array], tangents: Sequence[Any]) -> tuple[tuple, tuple]:
+    """dy = act'(z) * (conv(dx, w) + conv(x, dw) + dbias + dresidual), z = conv(x, w) + bias + residual.
+
+    The terms are added in float32 (so that the bias gradient, a sum over every position, is summed in float32).
+    """
+    (y,) = conv_fused(p, *primals)
+    x, w = primals[:2]
+    dx, dw, *drest = tangents
+    wide = as_float32(jnp.zeros((), y.dtype)).dtype
+    linear = replace(p.linear(y.dtype), y_batched=p.x_batched or p.w_batched)
+    terms = []
+    if dx is not None:
+        terms.append((conv(linear, dx, w)[0], linear.y_batched))
+    if dw is not None:
+        terms.append((conv(linear, x, dw)[0], linear.y_batched))
+    if p.has_bias and (dbias := drest.pop(0)) is not None:
+        channel = p.out_spec[1] - len(p.out_spec)
+        terms.append((reference.align_bias(dbias.astype(wide), p.bias_batched, len(p.out_spec), channel), p.bias_batched))
+    if p.has_residual and (dresidual := drest.pop(0)) is not None:
+        terms.append((dresidual, p.residual_batched))
+    if not terms:
+        return (y,), (None,)
+    dz = sum(t.astype(wide) if batched or not p.y_batched else t.astype(wide)[None] for t, batched in terms)
+    if p.activation in _SLOPE_FROM_Y:
+        slope = _SLOPE_FROM_Y[p.activation](y.astype(wide))
+    else:
+        (z,) = conv_fused(replace(p, activation=None), *primals)
+        slope = activation_slope(p.activation, z.astype(wide))
+    dy = dz if p.activation is None else slope * dz
+    return (y,), (jnp.broadcast_to(dy, y.shape).astype(y.dtype),)
+
+
+# --- batching -------------------------------------------------------------------------------------------------------------
+
+
+def _fold(a: jax.Array, dim: int, batched: bool, axis: int) -> jax.Array:
+    """Merges axis ``dim`` into the axis ``axis`` of an operand, as its outer part; both counted as if unbatched."""
+    a = jnp.moveaxis(a, dim, batched + axis)
+    i = batched + axis
+    return a.reshape((*a.shape[:i], a.shape[i] * a.shape[i + 1], *a.shape[i + 2 :]))
+
+
+def _unfold(a: jax.Array, size: Any, batched: bool, axis: int) -> tuple[jax.Array, int]:
+    i = batched + axis
+    return a.reshape((*a.shape[:i], size, a.shape[i] // size if size else 0, *a.shape[i + 1 :])), i
+
+
+def _batch_axis(
+    op: Any, p: ConvParams, args: Sequence[jax.Array], dims: Sequence[int | None], size: Any, flags: Sequence[str], out: str
+) -> tuple[tuple, tuple]:
+    """The mapped axis becomes the batch axis B, or merges with the one that is there."""
+    old = [getattr(p, f) for f in flags]
+    new = [d is not None for d in dims]
+    q = replace(p, **{f: a or b for f, a, b in zip(flags, old, new, strict=True)}, **{out: True})
+    fronted = [a if d is None else move_to_front(a, d) for a, d in zip(args, dims, strict=True)]
+    if not any(old):
+        return op(q, *fronted), (0,)
+    inner = next(a.shape[n] for a, o, n in zip(fronted, old, new, strict=True) if o)
+    merged = []
+    for a, o, n in zip(fronted, old, new, strict=True):
+        if o or n:
+            rest = a.shape[o + n :]
+            a = a if n else a[None]
+            a = a if o else a[:, None]
+            a = jnp.broadcast_to(a, (size, inner, *rest)).reshape((size * inner, *rest))  # no copy where it has both axes
+        merged.append(a)
+    (y,) = op(q, *merged)
+    return (y.reshape((size, inner, *y.shape[1:])),), (0,)
+
+
+def _image_batch(name: str, slot: str, out: str, p: ConvParams, args: Any, dims: Any, size: Any) -> tuple[tuple, tuple]:
+    """conv and conv_dx: an image alone folds into N."""
+    op = {"conv": conv, "conv_dx": conv_dx}[name]
+    specs = {"x": p.lhs_spec, "y": p.out_spec}
+    if dims[1] is None and p.batch_groups == 1 and _nonzero(size):
+        (y,) = op(p, _fold(args[0], dims[0], getattr(p, f"{slot}_batched"), specs[slot][0]), args[1])
+        y, dim = _unfold(y, size, getattr(p, f"{out}_batched"), specs[out][0])
+        return (y,), (dim,)
+    return _batch_axis(op, p, args, dims, size, (f"{slot}_batched", "w_batched"), f"{out}_batched")
+
+
+def _kernel_batch(p: ConvParams, args: Any, dims: Any, size: Any) -> tuple[tuple, tuple]:
+    return _batch_axis(conv_dw, p, args, dims, size, ("x_batched", "y_batched"), "w_batched")
+
+
+def _fused_batch(p: ConvParams, args: Any, dims: Any, size: Any) -> tuple[tuple, tuple]:
+    """Folds into N where the image and the residual (if any) are mapped and nothing else is."""
+    flags = ("x_batched", "w_batched", *("bias_batched",) * p.has_bias, *("residual_batched",) * p.has_residual)
+    images = [f in ("x_batched", "residual_batched") for f in flags]
+    if [d is not None for d in dims] == images and p.batch_groups == 1 and _nonzero(size):
+        axis = {"x_batched": p.lhs_spec[0], "residual_batched": p.out_spec[0]}
+        folded = [
+            a if d is None else _fold(a, d, getattr(p, f), axis[f]) for a, d, f in zip(args, dims, flags, strict=True)
+        ]
+        y, dim = _unfold(conv_fused(p, *folded)[0], size, p.y_batched, p.out_spec[0])
+        return (y,), (dim,)
+    return _batch_axis(conv_fused, p, args, dims, size, flags, "y_batched")
+
+
+def _nonzero(size: Any) -> bool:
+    """An empty map keeps its own axis: N could not be told from 0 * N."""
+    return not is_static(size) or size > 0
+
+
+# --- sharding -------------------------------------------------------------------------------------------------------------
+
+_X_AXES, _W_AXES, _Y_AXES = "dhw", "trs", "opq"
+
+
+def _factors(p: ConvParams) -> dict[str, str]:
+    """Factor names of each operand, in the order of its axes; distinct names where groups make the sizes differ."""
+
+    def spell(spec: Sequence[int], batch_feature: str, spatial: str, batched: bool) -> str:
+        names = [""] * len(spec)
+        for axis, name in zip(spec, batch_feature + spatial[3 - p.rank :], strict=True):
+            names[axis] = name
+        return " ".join([*(["b"] if batched else []), *names])
+
+    return {
+        "x": spell(p.lhs_spec, "nc", _X_AXES, p.x_batched),
+        "w": spell(p.rhs_spec, "ki" if p.groups > 1 else "kc", _W_AXES, p.w_batched),
+        "y": spell(p.out_spec, "mk" if p.batch_groups > 1 else "nk", _Y_AXES, p.y_batched),
+        "bias": "b k" if p.bias_batched else "k",
+        "residual": spell(p.out_spec, "mk" if p.batch_groups > 1 else "nk", _Y_AXES, p.residual_batched),
+    }
+
+
+def _sharding(slots: Sequence[str], result: str, p: ConvParams, *_avals: Any) -> Rule | None:
+    """Images, and without groups channels, may be sharded; what the result lacks is summed over the devices."""
+    if p.rank > 3:
+        return None
+    slots = (*slots, *("bias",) * p.has_bias, *("residual",) * p.has_residual)
+    names = _factors(p)
+    text = f"{', '.join(names[s] for s in slots)} -> {names[result]}"
+    whole = set(_X_AXES + _W_AXES + _Y_AXES)
+    if p.groups > 1:
+        whole |= set("cik")
+    if p.batch_groups > 1:
+        whole |= set("nmk")
+    if p.activation is not None or p.has_bias or p.has_residual:
+        whole |= {"c"}  # the sum over c must be complete before what follows it
+    return Rule(text, whole=tuple(sorted(whole & set(text))))
+
+
+# --- the kernels ----------------------------------------------------------------------------------------------------------
+
+_KERNEL_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def _supports(narrow: bool, shape: Callable[..., Any], p: ConvParams, *avals: Any) -> str | None:
+    """None if the CUDA kernels take the case. ``narrow``: float32 operands may have a 16-bit result (dx and dw)."""
+    operand = jnp.dtype(avals[0].dtype).name
+    result = p.result_dtype(avals[0]).name
+    if not 1 <= p.rank <= 3:
+        return f"{p.rank} spatial axes; the kernels take 1 to 3"
+    if operand not in _KERNEL_DTYPES:
+        return f"dtype {operand}; the kernels take {', '.join(_KERNEL_DTYPES)}"
+    if result not in (operand, "float32") and not (narrow and operand == "float32" and result in _KERNEL_DTYPES):
+        return f"{operand} operands with a {result} result"
+    sizes = [d for a in (*avals, jax.ShapeDtypeStruct(*shape(p, *avals)[0])) for d in a.shape]
+    if not is_static(*p.x_spatial, *p.w_spatial):
+        return "symbolic spatial sizes"
+    if any(is_static(d) and d > INT32_MAX for d in sizes):
+        return "an axis of 2^31 elements or more"
+    if max(math.prod(p.x_spatial), math.prod(p.w_spatial), math.prod(p.y_spatial)) > INT32_MAX:
+        return "an image of 2^31 positions or more"
+    return None
+
+
+def _config(p: ConvParams, *_avals: Any) -> dict[str, Any]:
+    return {
+        "lhs_spec": p.lhs_spec,
+        "rhs_spec": p.rhs_spec,
+        "out_spec": p.out_spec,
+        "strides": p.strides,
+        "padding_low": tuple(lo for lo, _ in p.padding),
+        "lhs_dilation": p.lhs_dilation,
+        "rhs_dilation": p.rhs_dilation,
+        "flip": p.flip,
+        "groups": p.groups,
+        "batch_groups": p.batch_groups,
+        "x_batched": p.x_batched,
+        "w_batched": p.w_batched,
+        "y_batched": p.y_batched,
+        "activation": activation_code(p.activation),
+        "has_bias": p.has_bias,
+        "has_residual": p.has_residual,
+        "bias_batched": p.bias_batched,
+        "residual_batched": p.residual_batched,
+    }
+
+
+def _flops(slots: str, shape: Callable[..., Any], p: ConvParams, *avals: Any) -> int:
+    """The three ops cost the same: every pair of an output position and a tap is one multiplication and one addition."""
+    have = dict(zip(slots, (*avals[:2], jax.ShapeDtypeStruct(*shape(p, *avals)[0])), strict=True))
+    batch = leading(*((have[s], getattr(p, f"{s}_batched")) for s in "xwy"))
+    dy, w = have["y"].shape[p.y_batched :], have["w"].shape[p.w_batched :]
+    return flops((*batch, *dy), w, p)
+
+
+# --- the table ------------------------------------------------------------------------------------------------------------
+
+conv = define_primitive(
+    "conv",
+    params=ConvParams,
+    shape=_y_result,
+    reference=reference.conv,
+    supports=partial(_supports, False, _y_result),
+    config=_config,
+    bilinear=(0, 1),
+    transpose=partial(_transpose, "xwy"),
+    batch=partial(_image_batch, "conv", "x", "y"),
+    sharding=partial(_sharding, "xw", "y"),
+    cost=partial(_flops, "xwy", _y_result),
+)
+conv_dx = define_primitive(
+    "conv_dx",
+    params=ConvParams,
+    shape=_x_result,
+    reference=reference.conv_dx,
+    supports=partial(_supports, True, _x_result),
+    config=_config,
+    bilinear=(0, 1),
+    transpose=partial(_transpose, "ywx"),
+    batch=partial(_image_batch, "conv_dx", "y", "x"),
+    sharding=partial(_sharding, "yw", "x"),
+    cost=partial(_flops, "ywx", _x_result),
+)
+conv_dw = define_primitive(
+    "conv_dw",
+    params=ConvParams,
+    shape=_w_result,
+    reference=reference.conv_dw,
+    supports=partial(_supports, True, _w_result),
+    config=_config,
+    bilinear=(0, 1),
+    transpose=partial(_transpose, "xyw"),
+    batch=_kernel_batch,
+    sharding=partial(_sharding, "xy", "w"),
+    cost=partial(_flops, "xyw", _w_result),
+)
+conv_fused = define_primitive(
+    "conv_fused",
+    params=ConvParams,
+    shape=_y_result,
+    reference=reference.conv_fused,
+    supports=partial(_supports, False, _y_result),
+    config=_config,
+    jvp=_fused_jvp,
+    batch=_fused_batch,
+    sharding=partial(_sharding, ("x", "w"), "y"),
+    cost=partial(_flops, "xwy", _y_result),
+)
