@@ -15,9 +15,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+
+from jaxprims.conv import api as conv_api
+from tests.oracle import conv as conv_oracle
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -76,7 +80,98 @@ def distinct(rng: np.random.Generator, _i: int, shape: tuple[int, ...]) -> np.nd
 
 
 # --- conv -----------------------------------------------------------------------------------------------------------
-CONV: list[Case] = []
+_CONV_GRADS = ("conv", "conv_dw", "conv_dx")
+_FUSED_GRADS = ("conv_dw", "conv_dx", "conv_fused")
+_STRIDED = dict(window_strides=(2, 1), padding=((2, -1), (-1, 3)), lhs_dilation=(1, 2), rhs_dilation=(2, 1))
+_BATCH_GROUPS = dict(window_strides=(2,), padding=((1, 1),), batch_group_count=2)
+
+CONV: list[Case] = [
+    Case(
+        "conv",
+        "3x3-same-nhwc",
+        partial(conv_api.conv, padding="SAME"),
+        ((2, 5, 4, 3), (3, 3, 3, 4)),
+        partial(conv_oracle.conv_layer, strides=(1, 1), padding=((1, 1), (1, 1))),
+        batch_axes=(0, None),
+        kernels=("conv",),
+        grad_kernels=_CONV_GRADS,
+    ),
+    Case(
+        "conv",
+        "strided-dilated-cropped-nchw",
+        partial(conv_api.conv_general_dilated, **_STRIDED),
+        ((2, 3, 6, 4), (4, 3, 2, 3)),
+        partial(conv_oracle.conv, strides=(2, 1), padding=((2, -1), (-1, 3)), lhs_dilation=(1, 2), rhs_dilation=(2, 1)),
+        batch_axes=(0, None),
+        kernels=("conv",),
+        grad_kernels=_CONV_GRADS,
+    ),
+    Case(
+        "conv",
+        "depthwise-causal-nwc",
+        partial(conv_api.conv, padding="CAUSAL", kernel_dilation=2, feature_group_count=4),
+        ((2, 7, 4), (3, 1, 4)),
+        partial(conv_oracle.conv_layer, strides=(1,), padding=((4, 0),), rhs_dilation=(2,), groups=4),
+        batch_axes=(0, None),
+        kernels=("conv",),
+        grad_kernels=_CONV_GRADS,
+    ),
+    Case(
+        "conv",
+        "groups-flipped-ncdhw",
+        partial(
+            conv_api.conv, padding=1, strides=(1, 2, 2), feature_group_count=2, dimension_numbers="NCDHW", mode="convolution"
+        ),
+        ((2, 4, 2, 3, 4), (4, 2, 2, 3, 2)),
+        partial(
+            conv_oracle.conv_layer, strides=(1, 2, 2), padding=((1, 1),) * 3, groups=2, flip=True, channels_last=False
+        ),
+        batch_axes=(0, None),
+        kernels=("conv",),
+        grad_kernels=_CONV_GRADS,
+    ),
+    Case(
+        "conv",
+        "batch_groups-ncw",
+        partial(conv_api.conv_general_dilated, **_BATCH_GROUPS),
+        ((4, 2, 5), (4, 2, 3)),
+        partial(conv_oracle.conv, strides=(2,), padding=((1, 1),), batch_groups=2),
+        kernels=("conv",),
+        grad_kernels=_CONV_GRADS,
+    ),
+    Case(
+        "conv",
+        "transposed-same-nhwc",
+        partial(conv_api.conv_transpose, strides=(2, 2), padding="SAME", transpose_kernel=True),
+        ((2, 3, 2, 3), (3, 3, 4, 3)),
+        conv_oracle.transposed_same_3x3,
+        batch_axes=(0, None),
+        kernels=("conv",),
+        grad_kernels=_CONV_GRADS,
+    ),
+    Case(
+        "conv_fused",
+        "bias-residual-relu-nhwc",
+        lambda x, w, b, r: conv_api.conv(x, w, b, residual=r, padding=1, strides=2, activation="relu"),
+        ((2, 5, 4, 3), (3, 3, 3, 4), (4,), (2, 3, 2, 4)),
+        partial(conv_oracle.conv_layer, strides=(2, 2), padding=((1, 1), (1, 1)), activation="relu"),
+        batch_axes=(0, None, None, 0),
+        kernels=("conv_fused",),
+        grad_kernels=_FUSED_GRADS,
+    ),
+    Case(
+        "conv_fused",
+        "bias-silu-nchw",  # silu's slope needs the pre-activation, which a second conv_fused computes
+        lambda x, w, b: conv_api.conv(x, w, b, padding="VALID", dimension_numbers="NCHW", activation="silu"),
+        ((2, 3, 4, 3), (4, 3, 2, 2), (4,)),
+        partial(
+            conv_oracle.conv_layer, strides=(1, 1), padding=((0, 0), (0, 0)), channels_last=False, activation="silu"
+        ),
+        batch_axes=(0, None, None),
+        kernels=("conv_fused",),
+        grad_kernels=(*_FUSED_GRADS, "conv_fused"),
+    ),
+]
 
 # --- pool -----------------------------------------------------------------------------------------------------------
 POOL: list[Case] = []

@@ -122,3 +122,8 @@ def conv_layer(x, w, bias=None, residual=None, *, strides, padding, channels_las
     if bias is not None:
         z = z + (bias if channels_last else np.reshape(bias, (-1, *(1,) * rank)))
     return ACT[activation](z if residual is None else z + residual)
+
+
+def transposed_same_3x3(x, w):
+    """Stride 2, "SAME", kernel given as for the forward convolution (reversed, channels exchanged): twice the size of x."""
+    return conv(x, w[::-1, ::-1].swapaxes(2, 3), (1, 1), ((2, 1), (2, 1)), (2, 2), specs=NHWC[2])
