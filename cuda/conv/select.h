@@ -1,0 +1,98 @@
+// Which kernel and which order of walking a convolution gets: a pure function, no CUDA, no timing.
+#pragma once
+#include <cstdint>
+#include <limits>
+
+#include "conv/problem.h"
+
+namespace jaxprims {
+namespace conv {
+
+enum class Kernel : int {
+  kWide = 0,    // 128 rows x 64 channels per block
+  kMedium = 1,  // 64 x 64
+  kSplit = 2,   // 32 x 32, the reduction shared by eight groups of threads
+  kNarrow = 3,  // 128 x 8
+  kDirect = 4,  // no tiles: one thread, or a few, per output
+};
+
+struct Config {
+  Kernel kernel = Kernel::kMedium;
+  // Which index neighbouring threads take, so that their loads are neighbours in memory.
+  bool m_img_fast = false;  // rows (img, o..): img innermost, else o
+  bool k_ch_fast = true;    // reduction (ch, r..): ch innermost, else r
+  bool a_k_fast = true;     // threads load `in` along the reduction, else along the rows
+  bool b_k_fast = false;    // threads load `w` along the reduction, else along the output channels
+  bool out_k_fast = true;   // threads store along the output channels, else along the rows
+  int lanes = 256;          // direct: outputs per block; 256 / lanes threads share one output's reduction
+};
+
+struct Tile {
+  int m, n;
+};
+constexpr Tile tile_of(Kernel k) {
+  return k == Kernel::kWide ? Tile{128, 64} : k == Kernel::kMedium ? Tile{64, 64} : k == Kernel::kSplit ? Tile{32, 32} : Tile{128, 8};
+}
+
+inline int64_t tile_blocks(const Problem& p, Kernel k) {
+  const Tile t = tile_of(k);
+  const int64_t m = p.imgs * p.phase_pixels();
+  return (m + t.m - 1) / t.m * ((p.ks + t.n - 1) / t.n) * p.phases() * p.groups * p.batch;
+}
+
+// An axis of extent 1 is never the contiguous one.
+inline int64_t step(int64_t stride, int64_t extent) {
+  return extent <= 1 ? std::numeric_limits<int64_t>::max() : stride < 0 ? -stride : stride;
+}
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+inline Config select(const Problem& p) {
+  constexpr int64_t kSMs = 132;  // of an H200; fewer blocks than this leave multiprocessors idle
+  Config c;
+  int64_t in_s = step(0, 1), w_s = step(0, 1), out_s = step(0, 1);
+  for (int i = 0; i < kMaxSpatial; ++i) {
+    in_s = smaller(in_s, step(p.in.s[i], p.axis[i].I));
+    w_s = smaller(w_s, step(p.w.s[i], p.axis[i].R));
+    out_s = smaller(out_s, step(p.out.s[i], p.axis[i].O));
+  }
+  const int64_t in_ch = step(p.in.channel, p.chs), in_img = step(p.in.outer, p.imgs);
+  const int64_t w_ch = step(p.w.channel, p.chs), w_k = step(p.w.outer, p.ks);
+  const bool long_reduction = p.taps() > p.pixels();  // the weight gradient: r runs over the pixels, o over the taps
+  if (in_ch <= in_img && in_ch <= in_s) {             // channels contiguous: the reduction walks along them
+    c.a_k_fast = true, c.k_ch_fast = true, c.m_img_fast = false;
+  } else if (in_img <= in_s) {                        // weight gradient, channels contiguous: they are the rows
+    c.a_k_fast = false, c.m_img_fast = true, c.k_ch_fast = w_ch < w_s;
+  } else if (long_reduction) {                        // weight gradient, pixels contiguous: the reduction walks along them
+    c.a_k_fast = true, c.k_ch_fast = false, c.m_img_fast = false;
+  } else {                                            // pixels contiguous: the rows walk along them
+    c.a_k_fast = false, c.m_img_fast = false, c.k_ch_fast = w_ch < w_s;
+  }
+  c.b_k_fast = (c.k_ch_fast ? w_ch : w_s) < w_k;
+  c.out_k_fast = step(p.out.channel, p.ks) <= (c.m_img_fast ? step(p.out.outer, p.imgs) : out_s);
+
+  // Direct: depthwise and groups of up to 8 x 8 channels would fill at most an eighth of any tile.
+  const int64_t inner = p.op == Op::kWeightGrad ? p.imgs : p.chs;
+  if (p.groups > 1 && p.ks <= 8 && inner <= 8 && p.pixels() * p.ks * p.groups <= kExtentLimit) {
+    c.kernel = Kernel::kDirect;
+    if (p.op == Op::kWeightGrad) {
+      // Groups contiguous: 16 neighbouring channels per block (one 32 or 64 byte access) and 16 threads for each; else
+      // all threads share one output and walk along the pixels.
+      const int64_t in_g = step(p.in.g, p.groups);
+      c.out_k_fast = in_g <= in_s;
+      c.lanes = c.out_k_fast ? 16 : 1;
+      c.k_ch_fast = w_ch < w_s;
+    } else {
+      c.out_k_fast = smaller(step(p.out.channel, p.ks), step(p.out.g, p.groups)) <= out_s;
+      c.lanes = 256;
+    }
+    return c;
+  }
+  if (p.ks <= 8) c.kernel = Kernel::kNarrow;  // a 64-wide tile would be empty by 7/8
+  else if (tile_blocks(p, Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two waves: the last, partial one costs little
+  else if (tile_blocks(p, Kernel::kMedium) >= kSMs) c.kernel = Kernel::kMedium;
+  else c.kernel = Kernel::kSplit;  // few outputs: smaller tiles, and the threads of a block share the reduction
+  return c;
+}
+
+}  // namespace conv
+}  // namespace jaxprims
