@@ -1,0 +1,496 @@
+"""Pooling: the functions a user calls. Arguments and defaults are Flax's; ``layout`` and ``window_dilation`` come on
+top.
+
+Every function takes arrays laid out as ``layout`` says, "NHWC" (channels last, the default) or "NCHW", with one to
+three spatial axes (one for each entry of ``window_shape`` or ``output_size``), with any number of leading batch
+axes, also none.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxprims.core import checks
+from jaxprims.pool import primitive as prim
+from jaxprims.pool.window import PoolParams, adaptive_params, flat_from_place, place_from_flat
+
+Ints = int | Sequence[int]
+Padding = str | int | Sequence[int | tuple[int, int]]
+
+__all__ = [
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "avg_pool",
+    "global_avg_pool",
+    "global_max_pool",
+    "lp_pool",
+    "max_pool",
+    "max_pool_with_argmax",
+    "max_unpool",
+    "min_pool",
+]
+
+
+# --- arguments ------------------------------------------------------------------------------------------------------
+
+
+def _real(x: Any, name: str = "inputs") -> jax.Array:
+    x = jnp.asarray(x)
+    if not (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)):
+        raise TypeError(
+            f"{name} has dtype {x.dtype}; maxima need an ordered dtype: cast it to a floating or integer one."
+        )
+    return x
+
+
+def _floating(x: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    checks.check_float(x, "inputs")
+    return x
+
+
+def _rank(value: Any, name: str) -> int:
+    if isinstance(value, str) or not hasattr(value, "__len__"):
+        raise TypeError(
+            f"{name}={value!r} must be a sequence with one int for each spatial axis, e.g. (2, 2) for images."
+        )
+    if not 1 <= len(value) <= 3:
+        raise ValueError(
+            f"{name}={tuple(value)!r} has {len(value)} entries; give one to three, one for each spatial axis."
+        )
+    return len(value)
+
+
+def _images(x: jax.Array, rank: int, layout: str) -> tuple[jax.Array, bool, Callable[[jax.Array], jax.Array]]:
+    """(x with one batch axis, whether channels are last, the way back for a result)."""
+    last = checks.check_layout(layout, rank + 2) != 1
+    if x.ndim < rank + 1:
+        raise ValueError(
+            f"inputs has shape {x.shape}; "
+            f"{rank} spatial axes and a channel axis (layout={layout!r}) need at least {rank + 1} axes."
+        )
+    lead = x.shape[: x.ndim - rank - 1]
+    if len(lead) == 1:
+        return x, last, lambda y: y
+    x = x.reshape(math.prod(lead), *x.shape[len(lead) :])
+    return x, last, lambda y: y.reshape(*lead, *y.shape[1:])
+
+
+def _sizes(x: jax.Array, rank: int, last: bool) -> tuple[int, ...]:
+    sizes = x.shape[1:-1] if last else x.shape[2:]
+    if not checks.is_static(*sizes):
+        raise ValueError(f"inputs has symbolic spatial sizes {sizes}; only batch and channel sizes may be symbolic.")
+    return sizes
+
+
+def _regular(
+    x: jax.Array, last: bool, window_shape: Any, strides: Any, padding: Any, window_dilation: Any
+) -> PoolParams:
+    rank = len(window_shape)
+    window = checks.canonical_tuple(window_shape, rank, "window_shape")
+    strides = (1,) * rank if strides is None else checks.canonical_tuple(strides, rank, "strides")
+    dilation = checks.canonical_tuple(1 if window_dilation is None else window_dilation, rank, "window_dilation")
+    sizes = _sizes(x, rank, last)
+    return _regular_of(
+        sizes, window, strides, checks.canonical_padding(padding, sizes, window, strides, dilation), dilation, last
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _regular_of(
+    sizes: tuple[int, ...],
+    window: tuple[int, ...],
+    strides: tuple[int, ...],
+    padding: checks.Padding,
+    dilation: tuple[int, ...],
+    last: bool,
+) -> PoolParams:
+    out, kept = [], []
+    for k, (size, w, s, (lo, hi), d) in enumerate(zip(sizes, window, strides, padding, dilation, strict=True)):
+        reach = (w - 1) * d + 1
+        if max(lo, hi) >= reach:
+            raise ValueError(
+                f"padding[{k}]={(lo, hi)} is not smaller than the window "
+                f"({w} places with window_dilation {d}: {reach}): a window would lie in the padding alone; pad less or widen window_shape."
+            )
+        padded = size + lo + hi
+        if reach > padded:
+            raise ValueError(
+                f"window_shape[{k}]={w} with window_dilation {d} spans {reach} elements, "
+                f"the padded input has {padded}; give a smaller window or more padding."
+            )
+        n = (padded - reach) // s + 1
+        out.append(n)
+        kept.append(s if n > 1 else 1)
+    dilation = tuple(d if w > 1 else 1 for d, w in zip(dilation, window, strict=True))
+    lows = tuple(lo for lo, _ in padding)
+    p = PoolParams(sizes, tuple(out), window, tuple(kept), lows, dilation, channels_last=last)
+    for k, a in enumerate(p.axes()):
+        first, end = a.valid()
+        if (end <= first).any():
+            o = int((end <= first).argmax())
+            raise ValueError(
+                f"padding[{k}]={padding[k]} leaves window {o} along spatial axis {k} without any element of the input "
+                f"(size {a.size}, window_shape {a.window}, window_dilation {a.dilation}); pad less."
+            )
+    return p
+
+
+_adaptive_of = functools.lru_cache(maxsize=1024)(adaptive_params)
+
+
+def _adaptive(
+    inputs: jax.Array, output_size: Any, layout: str
+) -> tuple[jax.Array, PoolParams, Callable[[jax.Array], jax.Array]]:
+    if not hasattr(output_size, "__len__"):
+        output_size = (checks.canonical_int(output_size, "output_size", low=1),) * (len(layout) - 2)
+    rank = _rank(output_size, "output_size")
+    x, last, back = _images(inputs, rank, layout)
+    sizes = _sizes(x, rank, last)
+    wanted = tuple(s if o is None else o for o, s in zip(output_size, sizes, strict=True))
+    _filled(sizes)
+    return x, _adaptive_of(sizes, checks.canonical_tuple(wanted, rank, "output_size"), last), back
+
+
+def _filled(sizes: tuple[int, ...]) -> None:
+    if 0 in sizes:
+        raise ValueError(
+            f"inputs has spatial sizes {sizes}; "
+            "an empty image has no maximum and no average: give at least one element."
+        )
+
+
+def _global(inputs: jax.Array, layout: str) -> tuple[jax.Array, PoolParams, Callable[[jax.Array], jax.Array]]:
+    rank = len(layout) - 2 if isinstance(layout, str) else 2
+    x, last, back = _images(inputs, rank, layout)
+    sizes = _sizes(x, rank, last)
+    _filled(sizes)
+    return x, _regular_of(sizes, sizes, (1,) * rank, ((0, 0),) * rank, (1,) * rank, last), back
+
+
+def _squeeze(p: PoolParams, y: jax.Array, keepdims: bool) -> jax.Array:
+    return y if keepdims else jnp.squeeze(y, tuple(p.spatial(k) for k in range(p.rank)))
+
+
+# --- maxima ---------------------------------------------------------------------------------------------------------
+
+
+def max_pool(
+    inputs: jax.Array,
+    window_shape: Sequence[int],
+    strides: Ints | None = None,
+    padding: Padding = "VALID",
+    *,
+    window_dilation: Ints | None = None,
+    layout: str = "NHWC",
+) -> jax.Array:
+    """Maximum over windows.
+
+    ``y[n, p, q, c] = max over r, s of x[n, p*stride - pad + r*dilation, q*stride - pad + s*dilation, c]``
+
+    Args:
+      inputs: floating or integer array in ``layout``, e.g. (N, H, W, C); no or several batch axes are taken too.
+      window_shape: one int for each spatial axis (1 to 3 of them).
+      strides: int or one for each spatial axis; None: all ones.
+      padding: "VALID", "SAME", "SAME_LOWER", an int, or for each spatial axis an int or a (low, high) pair.
+        Negative: crops.
+      window_dilation: distance between the places of a window, int or one for each spatial axis; None: all ones.
+      layout: "NHWC" or "NCHW" (for any number of spatial axes), or its 1-D and 3-D spelling.
+
+    Returns:
+      The array of maxima, of the dtype of ``inputs``.
+
+    Numerics: exact. Padding never wins. Of equal maxima the first one in row-major order of the window is the
+    winner: it alone gets the gradient. NaN beats every number (the first NaN wins and gets the gradient).
+    Differentiable to any order in both modes, dilated windows included; deterministic.
+
+    Raises:
+      ValueError: a window larger than the padded input, or one that lies in padding alone. TypeError: a bool or
+        complex dtype.
+
+    >>> import jax, jax.numpy as jnp
+    >>> x = jnp.array([1.0, 5.0, 3.0, 2.0, 4.0])[:, None]
+    >>> max_pool(x, (2,), strides=2)[:, 0].tolist()
+    [5.0, 3.0]
+    >>> jax.grad(lambda x: max_pool(x, (2,), window_dilation=2).sum())(x)[:, 0].tolist()
+    [0.0, 1.0, 1.0, 0.0, 1.0]
+    """
+    x, last, back = _images(_real(inputs), _rank(window_shape, "window_shape"), layout)
+    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    return back(prim.max_pool(p, x)[0])
+
+
+def min_pool(
+    inputs: jax.Array,
+    window_shape: Sequence[int],
+    strides: Ints | None = None,
+    padding: Padding = "VALID",
+    *,
+    window_dilation: Ints | None = None,
+    layout: str = "NHWC",
+) -> jax.Array:
+    """Minimum over windows; arguments, ties, NaN and errors as :func:`max_pool`.
+
+    >>> import jax.numpy as jnp
+    >>> min_pool(jnp.array([[1.0], [5.0], [3.0], [2.0]]), (2,), strides=(2,))[:, 0].tolist()
+    [1.0, 2.0]
+    """
+    x, last, back = _images(_real(inputs), _rank(window_shape, "window_shape"), layout)
+    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    return back(prim.max_pool(replace(p, minimum=True), x)[0])
+
+
+def max_pool_with_argmax(
+    inputs: jax.Array,
+    window_shape: Sequence[int],
+    strides: Ints | None = None,
+    padding: Padding = "VALID",
+    *,
+    window_dilation: Ints | None = None,
+    layout: str = "NHWC",
+) -> tuple[jax.Array, jax.Array]:
+    """Maxima and where they are: ``(y, index)``, both of the shape of :func:`max_pool`'s result.
+
+    ``index`` is int32 and PyTorch's: the row-major place of the winner among the spatial axes of its image and channel,
+    ``h * W + w``. Ties and NaN: the first in row-major order. Arguments and errors as :func:`max_pool`; the gradient
+    flows through y.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.arange(16.0).reshape(4, 4, 1)
+    >>> y, index = max_pool_with_argmax(x, (2, 2), strides=2)
+    >>> y[..., 0].tolist(), index[..., 0].tolist()
+    ([[5.0, 7.0], [13.0, 15.0]], [[5, 7], [13, 15]])
+    """
+    x, last, back = _images(_real(inputs), _rank(window_shape, "window_shape"), layout)
+    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    y, index = _with_index(p, x)
+    return back(y), back(index)
+
+
+def _with_index(p: PoolParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    if math.prod(p.in_size) > checks.INT32_MAX:
+        raise ValueError(f"inputs has {math.prod(p.in_size)} elements in an image; int32 indices need less than 2^31.")
+    y, place = prim.max_pool(p, x)
+    return y, flat_from_place(p, place)[0]
+
+
+def max_unpool(
+    inputs: jax.Array,
+    indices: jax.Array,
+    window_shape: Sequence[int],
+    strides: Ints | None = None,
+    padding: Padding = "VALID",
+    *,
+    window_dilation: Ints | None = None,
+    output_size: Sequence[int] | None = None,
+    layout: str = "NHWC",
+) -> jax.Array:
+    """The inverse of :func:`max_pool_with_argmax`: every value at its index, zero elsewhere.
+
+    Args:
+      inputs, indices: values, and the int indices as :func:`max_pool_with_argmax` gives them; the same shape.
+      window_shape, strides, padding, window_dilation, layout: as given to :func:`max_pool_with_argmax`.
+      output_size: spatial sizes of the result (and of the pool's input). None: the smallest that fits,
+        ``(out - 1) * stride + window - padding``; needed for the paddings that depend on the size, e.g. "SAME".
+
+    Numerics: linear in ``inputs``. Values of overlapping windows with the same index are summed (in float32 for half
+    types), always in the same order, so that this is exactly the transpose of picking by index. An index that is not
+    inside the window of its output (from another pool, negative or too large) places nothing.
+
+    >>> import jax.numpy as jnp
+    >>> y, index = max_pool_with_argmax(jnp.array([1.0, 5.0, 3.0, 2.0])[:, None], (2,), strides=2)
+    >>> max_unpool(y, index, (2,), strides=2)[:, 0].tolist()
+    [0.0, 5.0, 3.0, 0.0]
+    """
+    values, indices = _real(inputs), jnp.asarray(indices)
+    rank = _rank(window_shape, "window_shape")
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise TypeError(f"indices has dtype {indices.dtype}; give the integer indices of max_pool_with_argmax.")
+    if indices.shape != values.shape:
+        raise ValueError(f"indices has shape {indices.shape}, inputs has {values.shape}; they must be equal.")
+    y, last, back = _images(values, rank, layout)
+    index, _, _ = _images(indices, rank, layout)
+    got = _sizes(y, rank, last)
+    window = checks.canonical_tuple(window_shape, rank, "window_shape")
+    steps = (1,) * rank if strides is None else checks.canonical_tuple(strides, rank, "strides")
+    dilation = checks.canonical_tuple(1 if window_dilation is None else window_dilation, rank, "window_dilation")
+    if output_size is None:
+        if isinstance(padding, str) and padding.upper() != "VALID":
+            raise ValueError(
+                f"padding={padding!r} does not tell the output's size; give output_size, the sizes that were pooled."
+            )
+        pads = checks.canonical_padding(padding, got, window, steps, dilation)
+        sizes = tuple(
+            (o - 1) * s + (w - 1) * d + 1 - lo - hi
+            for o, s, w, d, (lo, hi) in zip(got, steps, window, dilation, pads, strict=True)
+        )
+    else:
+        sizes = checks.canonical_tuple(output_size, rank, "output_size")
+        pads = checks.canonical_padding(padding, sizes, window, steps, dilation)
+    p = _regular_of(sizes, window, steps, pads, dilation, last)
+    if p.out_size != got:
+        raise ValueError(
+            f"output_size={sizes} is pooled to {p.out_size} by this window, inputs has {got}; "
+            "give the sizes that were pooled."
+        )
+    if math.prod(sizes) > checks.INT32_MAX:
+        raise ValueError(f"output_size={sizes} has {math.prod(sizes)} elements; int32 indices need less than 2^31.")
+    return back(prim.max_pool_scatter(p, y, place_from_flat(p, index))[0])
+
+
+# --- averages and norms ---------------------------------------------------------------------------------------------
+
+
+def avg_pool(
+    inputs: jax.Array,
+    window_shape: Sequence[int],
+    strides: Ints | None = None,
+    padding: Padding = "VALID",
+    count_include_pad: bool = True,
+    *,
+    window_dilation: Ints | None = None,
+    layout: str = "NHWC",
+) -> jax.Array:
+    """Average over windows: ``y[n, p, q, c] = sum over r, s of x[...] / count``, places as in :func:`max_pool`.
+
+    Args:
+      count_include_pad: True (Flax's default): ``count`` is the number of the window's places. False: of those
+        inside the input.
+      The others: as :func:`max_pool`; ``inputs`` must be floating.
+
+    Numerics: half types are summed in float32 and rounded once; the result has the dtype of ``inputs``. Linear:
+    derivatives of any order in both modes; deterministic.
+
+    Raises:
+      ValueError: a window larger than the padded input, or one that lies in padding alone. TypeError: integer inputs.
+
+    >>> import jax.numpy as jnp
+    >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])[..., None]
+    >>> avg_pool(x, (2, 2), padding="SAME").ravel().tolist()
+    [2.5, 1.5, 1.75, 1.0]
+    >>> avg_pool(x, (2, 2), padding="SAME", count_include_pad=False).ravel().tolist()
+    [2.5, 3.0, 3.5, 4.0]
+    """
+    x, last, back = _images(_floating(inputs), _rank(window_shape, "window_shape"), layout)
+    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    return back(prim.avg_pool(replace(p, divisor="window" if count_include_pad else "valid"), x)[0])
+
+
+def lp_pool(
+    inputs: jax.Array,
+    p: float,
+    window_shape: Sequence[int],
+    strides: Ints | None = None,
+    padding: Padding = "VALID",
+    *,
+    window_dilation: Ints | None = None,
+    layout: str = "NHWC",
+) -> jax.Array:
+    """p-norm over windows: ``y = (sum |x|^p)^(1/p)``, places as in :func:`max_pool`; padding adds nothing.
+
+    Args:
+      p: the exponent, positive and finite (for infinity pool ``abs(inputs)`` with :func:`max_pool`).
+      The others: as :func:`max_pool`; ``inputs`` must be floating.
+
+    Numerics: half types are computed in float32 and rounded once. ``|x|^p`` must be finite in the dtype computed in.
+    The gradient is 0 where y is 0.
+
+    >>> import jax.numpy as jnp
+    >>> lp_pool(jnp.array([[3.0], [-4.0]]), 2, (2,)).tolist()
+    [[5.0]]
+    """
+    order = float(p)
+    if not (0 < order < math.inf):
+        remedy = "pool abs(inputs) with max_pool for infinity" if order == math.inf else "give a positive number"
+        raise ValueError(f"p={p!r} must be positive and finite; {remedy}.")
+    x, last, back = _images(_floating(inputs), _rank(window_shape, "window_shape"), layout)
+    params = _regular(x, last, window_shape, strides, padding, window_dilation)
+    wide = checks.as_float32(x)
+    (total,) = prim.avg_pool(params, _power(wide, order))
+    if order != 1:
+        total = jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / order))
+    return back(total.astype(x.dtype))
+
+
+def _power(x: jax.Array, order: float) -> jax.Array:
+    """|x|^order with the gradient 0 at 0 (and the right second one for even orders)."""
+    if order == 1:
+        return jnp.abs(x)
+    if order % 2 == 0 and order <= 64:
+        return jax.lax.integer_pow(x, int(order))
+    a = jnp.abs(x)
+    return jnp.where(a == 0, 0, jnp.where(a == 0, 1, a) ** order)
+
+
+# --- adaptive and global --------------------------------------------------------------------------------------------
+
+
+def adaptive_avg_pool(inputs: jax.Array, output_size: Any, *, layout: str = "NHWC") -> jax.Array:
+    """Averages over ``output_size`` windows that cover the input: window i is ``[floor(i*in/out),
+    ceil((i+1)*in/out))`` (PyTorch's).
+
+    Args:
+      inputs: floating array in ``layout``; no or several batch axes are taken too.
+      output_size: one int for each spatial axis (None: that axis stays), or one int for all axes that ``layout`` names.
+
+    Numerics: as :func:`avg_pool`.
+
+    >>> import jax.numpy as jnp
+    >>> adaptive_avg_pool(jnp.arange(1.0, 6.0)[:, None], (3,))[:, 0].tolist()  # windows [0,2) [1,4) [3,5)
+    [1.5, 3.0, 4.5]
+    """
+    x, p, back = _adaptive(_floating(inputs), output_size, layout)
+    return back(prim.avg_pool(replace(p, divisor="valid"), x)[0])
+
+
+def adaptive_max_pool(
+    inputs: jax.Array, output_size: Any, *, return_indices: bool = False, layout: str = "NHWC"
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Maxima over the windows of :func:`adaptive_avg_pool`; ties and NaN as :func:`max_pool`.
+
+    ``return_indices=True`` gives ``(y, index)`` with :func:`max_pool_with_argmax`'s int32 index.
+
+    >>> import jax.numpy as jnp
+    >>> y, index = adaptive_max_pool(jnp.arange(1.0, 6.0)[:, None], (3,), return_indices=True)
+    >>> y[:, 0].tolist(), index[:, 0].tolist()
+    ([2.0, 4.0, 5.0], [1, 3, 4])
+    """
+    x, p, back = _adaptive(_real(inputs), output_size, layout)
+    if return_indices:
+        y, index = _with_index(p, x)
+        return back(y), back(index)
+    return back(prim.max_pool(p, x)[0])
+
+
+def global_avg_pool(inputs: jax.Array, *, keepdims: bool = False, layout: str = "NHWC") -> jax.Array:
+    """Average over all spatial axes, (N, H, W, C) -> (N, C); ``layout`` tells how many there are ("NWC", "NHWC",
+    "NDHWC", ...).
+
+    ``keepdims`` leaves the spatial axes with size one. Numerics as :func:`avg_pool`: a float16 image of any size has
+    the right average.
+
+    >>> import jax.numpy as jnp
+    >>> global_avg_pool(jnp.ones((1, 256, 256, 1), jnp.float16)).tolist()
+    [[1.0]]
+    """
+    x, p, back = _global(_floating(inputs), layout)
+    return back(_squeeze(p, prim.avg_pool(replace(p, divisor="window"), x)[0], keepdims))
+
+
+def global_max_pool(inputs: jax.Array, *, keepdims: bool = False, layout: str = "NHWC") -> jax.Array:
+    """Maximum over all spatial axes, (N, H, W, C) -> (N, C); ties and NaN as :func:`max_pool`, axes as
+    :func:`global_avg_pool`.
+
+    >>> import jax.numpy as jnp
+    >>> global_max_pool(jnp.arange(8.0).reshape(1, 2, 2, 2)).tolist()
+    [[6.0, 7.0]]
+    """
+    x, p, back = _global(_real(inputs), layout)
+    return back(_squeeze(p, prim.max_pool(p, x)[0], keepdims))

@@ -1,0 +1,148 @@
+"""Where windows lie: the one description that max, min, average, regular, dilated and adaptive pools share.
+
+Along one spatial axis with ``size`` elements, output ``o`` reads the places ``r`` of its window at
+
+    regular   start(o) = o * stride - pad,            r = 0 .. window - 1, element start(o) + r * dilation
+    adaptive  start(o) = floor(o * size / out),       r = 0 .. ceil((o + 1) * size / out) - start(o) - 1, dilation 1
+
+and of these only the ones inside ``[0, size)``. A window's places are numbered in row-major order over the spatial
+axes, ``place = (r0 * window1 + r1) * window2 + r2``; an element's flat index is its row-major place in the image.
+``cuda/pool/window.h`` has the same arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Axis(NamedTuple):
+    """One spatial axis of a pool."""
+
+    size: int
+    out: int
+    window: int  # the widest one where the pool is adaptive
+    stride: int
+    pad: int  # before the first element; negative: elements left out
+    dilation: int
+    adaptive: bool
+
+    def starts(self) -> np.ndarray:
+        o = np.arange(self.out, dtype=np.int64)
+        return o * self.size // self.out if self.adaptive else o * self.stride - self.pad
+
+    def valid(self) -> tuple[np.ndarray, np.ndarray]:
+        """(first, end): output o reads the places first[o] .. end[o] - 1."""
+        start = self.starts()
+        if self.adaptive:
+            end = -(-(np.arange(self.out, dtype=np.int64) + 1) * self.size // self.out)
+            return np.zeros_like(start), end - start
+        first = np.maximum(0, -(start // self.dilation))
+        end = np.minimum(self.window, (self.size - 1 - start) // self.dilation + 1)
+        return first, end
+
+    def tiles(self) -> bool:
+        """Windows stand side by side, none reaches into the padding."""
+        regular = not self.adaptive and self.dilation == 1 and self.pad == 0
+        return regular and (self.stride == self.window or self.out == 1) and self.out * self.window <= self.size
+
+
+@dataclass(frozen=True)
+class PoolParams:
+    """Static options of every pool primitive; ``PoolConfig`` in ``cuda/pool/params.h``.
+
+    ``data_axes`` and ``index_axes`` (gather and scatter only) tell for each leading batch axis of the result whether
+    the first operand and the indices have it: an operand without it is the same for the whole axis and is never copied.
+    """
+
+    in_size: tuple[int, ...]
+    out_size: tuple[int, ...]
+    window: tuple[int, ...]
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    adaptive: bool = False
+    channels_last: bool = True
+    minimum: bool = False  # max_pool only
+    divisor: str = "none"  # avg_pool only: "window" (all places), "valid" (places inside the image), "none" (a sum)
+    data_axes: tuple[bool, ...] = ()
+    index_axes: tuple[bool, ...] = ()
+
+    @property
+    def rank(self) -> int:
+        return len(self.window)
+
+    @property
+    def places(self) -> int:
+        return math.prod(self.window)
+
+    def axes(self) -> tuple[Axis, ...]:
+        fields = zip(self.in_size, self.out_size, self.window, self.strides, self.padding, self.dilation, strict=True)
+        return tuple(Axis(*f, self.adaptive) for f in fields)
+
+    def spatial(self, k: int) -> int:
+        """Position of spatial axis k in an (N, ...) array."""
+        return k + (1 if self.channels_last else 2)
+
+    def image(self, like: tuple[Any, ...], size: tuple[int, ...], lead: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Shape with the channels of ``like``, spatial extents ``size`` and leading axes ``lead``."""
+        if self.channels_last:
+            return (*lead, *size, like[-1])
+        return (*lead, like[-1 - self.rank], *size)
+
+
+def adaptive_params(in_size: tuple[int, ...], out_size: tuple[int, ...], channels_last: bool, **kw: Any) -> PoolParams:
+    ones, zeros = (1,) * len(in_size), (0,) * len(in_size)
+    p = PoolParams(in_size, out_size, ones, ones, zeros, ones, adaptive=True, channels_last=channels_last, **kw)
+    window = tuple(max(1, int((a.valid()[1]).max(initial=1))) for a in p.axes())
+    return PoolParams(in_size, out_size, window, ones, zeros, ones, adaptive=True, channels_last=channels_last, **kw)
+
+
+def place_dtype(count: int) -> Any:
+    """The smallest index type for ``count`` different places."""
+    return jnp.uint8 if count <= 1 << 8 else jnp.uint16 if count <= 1 << 16 else jnp.int32
+
+
+def _along(v: np.ndarray, p: PoolParams, k: int, ndim: int) -> jax.Array:
+    """A vector over outputs of spatial axis k, as an int32 array that broadcasts against an (..., N, ...) array."""
+    trailing = p.rank - 1 - k + (1 if p.channels_last else 0)
+    shape = [1] * ndim
+    shape[ndim - 1 - trailing] = len(v)
+    return jnp.asarray(v.reshape(shape), jnp.int32)
+
+
+def flat_from_place(p: PoolParams, place: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(flat index of the element at ``place``, whether there is one); 0 where there is none."""
+    rest = place.astype(jnp.int32)
+    ok = (rest >= 0) & (rest < p.places)
+    flat = jnp.zeros_like(rest)
+    unit = 1
+    for k in reversed(range(p.rank)):
+        a = p.axes()[k]
+        at = _along(a.starts(), p, k, place.ndim) + rest % a.window * a.dilation
+        ok &= (at >= 0) & (at < a.size)
+        flat += at * unit
+        rest, unit = rest // a.window, unit * a.size
+    return jnp.where(ok, flat, 0), ok
+
+
+def place_from_flat(p: PoolParams, flat: jax.Array) -> jax.Array:
+    """The place in its output's window of the element ``flat``; ``p.places`` where it is not in the window."""
+    rest = flat.astype(jnp.int32)
+    ok = (rest >= 0) & (rest < math.prod(p.in_size))
+    place = jnp.zeros_like(rest)
+    unit = 1
+    for k in reversed(range(p.rank)):
+        a = p.axes()[k]
+        first, end = (_along(v, p, k, flat.ndim) for v in a.valid())
+        step = rest % a.size - _along(a.starts(), p, k, flat.ndim)
+        r = step // a.dilation
+        ok &= (step % a.dilation == 0) & (r >= first) & (r < end)
+        place += r * unit
+        rest, unit = rest // a.size, unit * a.window
+    return jnp.where(ok, place, p.places).astype(place_dtype(p.places + 1))
