@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxprims.conv import reference
 from jaxprims.conv.params import ConvParams, flops, gather, leading, w_shape, x_shape, y_shape
 from jaxprims.core.activations import activation_code, activation_slope
-from jaxprims.core.checks import INT32_MAX, as_float32, is_static
+from jaxprims.core.checks import as_float32, is_static
 from jaxprims.core.primitive import define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 
@@ -245,25 +245,30 @@ def _sharding(slots: Sequence[str], result: str, p: ConvParams, *_avals: Any) ->
 # --- the kernels ----------------------------------------------------------------------------------------------------------
 
 _KERNEL_DTYPES = ("float32", "float16", "bfloat16")
+_EXTENT_LIMIT = 2**31 - 1024  # cuda/conv/problem.h has the same two: 32-bit indices of one image, plus a tile, must not wrap
+_REACH_LIMIT = 2**30
 
 
-def _supports(narrow: bool, shape: Callable[..., Any], p: ConvParams, *avals: Any) -> str | None:
-    """None if the CUDA kernels take the case. ``narrow``: float32 operands may have a 16-bit result (dx and dw)."""
-    operand = jnp.dtype(avals[0].dtype).name
-    result = p.result_dtype(avals[0]).name
+def _supports(shape: Callable[..., Any], p: ConvParams, *avals: Any) -> str | None:
+    """None if the CUDA kernels take the case, else the limit that it is past."""
     if not 1 <= p.rank <= 3:
         return f"{p.rank} spatial axes; the kernels take 1 to 3"
-    if operand not in _KERNEL_DTYPES:
-        return f"dtype {operand}; the kernels take {', '.join(_KERNEL_DTYPES)}"
-    if result not in (operand, "float32") and not (narrow and operand == "float32" and result in _KERNEL_DTYPES):
-        return f"{operand} operands with a {result} result"
-    sizes = [d for a in (*avals, jax.ShapeDtypeStruct(*shape(p, *avals)[0])) for d in a.shape]
+    result = jax.ShapeDtypeStruct(*shape(p, *avals)[0])
+    for a in (*avals, result):
+        if jnp.dtype(a.dtype).name not in _KERNEL_DTYPES:
+            return f"dtype {jnp.dtype(a.dtype).name}; the kernels take {', '.join(_KERNEL_DTYPES)}"
     if not is_static(*p.x_spatial, *p.w_spatial):
         return "symbolic spatial sizes"
-    if any(is_static(d) and d > INT32_MAX for d in sizes):
-        return "an axis of 2^31 elements or more"
-    if max(math.prod(p.x_spatial), math.prod(p.w_spatial), math.prod(p.y_spatial)) > INT32_MAX:
-        return "an image of 2^31 positions or more"
+    sizes = [d for a in (*avals, result) for d in a.shape if is_static(d)]
+    spatial = p.x_spatial, p.w_spatial, p.y_spatial
+    if max(*sizes, *map(math.prod, spatial)) > _EXTENT_LIMIT:
+        return f"an axis, or an image, of more than {_EXTENT_LIMIT} elements"
+    for i, o, k, s, ld, rd, (lo, _) in zip(
+        p.x_spatial, p.y_spatial, p.w_spatial, p.strides, p.lhs_dilation, p.rhs_dilation, p.padding, strict=True
+    ):
+        reach = max((o - 1) * s, (i - 1) * ld) + (k - 1) * rd + abs(lo)
+        if max(reach, i, o, k, s, ld, rd) >= _REACH_LIMIT:
+            return f"a spatial axis that reaches over {reach} positions; the kernels take fewer than {_REACH_LIMIT}"
     return None
 
 
@@ -305,7 +310,7 @@ conv = define_primitive(
     params=ConvParams,
     shape=_y_result,
     reference=reference.conv,
-    supports=partial(_supports, False, _y_result),
+    supports=partial(_supports, _y_result),
     config=_config,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xwy"),
@@ -318,7 +323,7 @@ conv_dx = define_primitive(
     params=ConvParams,
     shape=_x_result,
     reference=reference.conv_dx,
-    supports=partial(_supports, True, _x_result),
+    supports=partial(_supports, _x_result),
     config=_config,
     bilinear=(0, 1),
     transpose=partial(_transpose, "ywx"),
@@ -331,7 +336,7 @@ conv_dw = define_primitive(
     params=ConvParams,
     shape=_w_result,
     reference=reference.conv_dw,
-    supports=partial(_supports, True, _w_result),
+    supports=partial(_supports, _w_result),
     config=_config,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xyw"),
@@ -344,7 +349,7 @@ conv_fused = define_primitive(
     params=ConvParams,
     shape=_y_result,
     reference=reference.conv_fused,
-    supports=partial(_supports, False, _y_result),
+    supports=partial(_supports, _y_result),
     config=_config,
     jvp=_fused_jvp,
     batch=_fused_batch,
