@@ -95,7 +95,7 @@ def test_every_kind_of_inner_program():
 
 
 def test_shard_map_counts_one_device():
-    mesh = jax.make_mesh((2,), ("d",), devices=jax.devices("cpu")[:2])
+    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,), devices=jax.devices("cpu")[:2])
     fn = jax.shard_map(same, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
     (row,) = rows(fn, X)
     assert row.inside == ("shard_map (per device)",)
