@@ -1,0 +1,167 @@
+"""Splitting over devices, on eight fake CPU devices: a batch-sharded op computes where its data lies.
+
+No all-gather and no all-to-all forward or backward; a gradient that is a sum over the batch is one all-reduce; the
+numbers are those of one device. Automatic mesh, explicit mesh, shard_map with its type check on, partially manual regions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxprims
+from tests.cases import Case
+from tests.contract import CASES, as_tuple, case_id, close_all, grad_tolerance, objective, resized
+
+DEVICES = 8
+SHARDED = [c for c in CASES if any(a is not None for a in c.batch_axes)]
+each_case = pytest.mark.parametrize("case", SHARDED, ids=case_id)
+pytestmark = pytest.mark.skipif(len(jax.devices()) < DEVICES, reason="needs 8 devices (set by conftest on CPU)")
+
+
+def mesh(kind: AxisType = AxisType.Auto):
+    return jax.make_mesh((DEVICES,), ("d",), axis_types=(kind,))
+
+
+def spec(shape, axis):
+    return P(*("d" if axis is not None and i == axis % len(shape) else None for i in range(len(shape))))
+
+
+def batch_axes(case: Case):
+    return (*case.batch_axes, *(None,) * (len(case.shapes) - len(case.batch_axes)))
+
+
+def wide(case: Case):
+    """The case with one image for each device (two in batch groups), and its operands."""
+    case = dataclasses.replace(case, shapes=resized(case, DEVICES))
+    return case, case.operands("float32")
+
+
+def place(case: Case, operands, m):
+    return [
+        jax.device_put(x, NamedSharding(m, spec(x.shape, a))) for x, a in zip(operands, batch_axes(case), strict=True)
+    ]
+
+
+def collectives(compiled) -> dict[str, int]:
+    text = compiled.as_text()
+    return {
+        name: len(re.findall(rf"= [^=]*\b{name}(?:-start)?\(", text))
+        for name in ("all-gather", "all-to-all", "all-reduce", "collective-permute")
+    }
+
+
+def splittable(case: Case) -> bool:
+    """Ops whose results are not one image a device: batch groups mix images by their definition."""
+    return "batch_groups" not in case.name
+
+
+@each_case
+def test_forward_stays_where_the_batch_lies(case: Case):
+    case, x = wide(case)
+    want = as_tuple(case.fn(*x))
+    compiled = jax.jit(case.fn).lower(*place(case, x, mesh())).compile()
+    got = as_tuple(compiled(*place(case, x, mesh())))
+    close_all(got, want, case.tolerance("float32"), "sharded")
+    if splittable(case):
+        found = collectives(compiled)
+        assert found["all-gather"] == found["all-to-all"] == found["collective-permute"] == 0, found
+        for y, axis in zip(got, case.out_batch_axes, strict=False):
+            if axis is not None:
+                assert y.sharding.is_equivalent_to(NamedSharding(mesh(), spec(y.shape, axis)), y.ndim), y.sharding
+
+
+@each_case
+def test_backward_gathers_nothing_and_sums_once(case: Case):
+    case, x = wide(case)
+    args = case.diff_args()
+    if not args:
+        pytest.skip("nothing to differentiate")
+    want = jax.grad(objective(case), args)(*x)
+    for i, w in zip(args, want, strict=True):
+        compiled = jax.jit(jax.grad(objective(case), i)).lower(*place(case, x, mesh())).compile()
+        got = compiled(*place(case, x, mesh()))
+        close_all((got,), (w,), grad_tolerance(case, "float32"), f"gradient of operand {i}")
+        found = collectives(compiled)
+        if splittable(case):
+            assert found["all-gather"] == found["all-to-all"] == found["collective-permute"] == 0, (i, found)
+            if batch_axes(case)[i] is None and case.out_batch_axes[0] is not None and "batch_norm" not in case.op:
+                assert found["all-reduce"] == 1, (i, found)
+
+
+@each_case
+def test_explicit_mesh(case: Case):
+    case, x = wide(case)
+    m = mesh(AxisType.Explicit)
+    want = as_tuple(case.fn(*x))
+    with jax.set_mesh(m):
+        placed = place(case, x, m)
+        got = as_tuple(jax.jit(case.fn)(*placed))
+        close_all(got, want, case.tolerance("float32"), "explicit")
+        for y, axis in zip(got, case.out_batch_axes, strict=False):
+            if splittable(case) and axis is not None:
+                assert jax.typeof(y).sharding.spec[axis] == "d", jax.typeof(y)
+
+
+@each_case
+def test_shard_map(case: Case):
+    """Each device runs the op on its part; values and the gradient of the summed objective, type check on."""
+    case, x = wide(case)
+    if not splittable(case) or any(a is None for a in case.out_batch_axes) or case.op == "batch_norm":
+        pytest.skip("not a map over images")
+    m = mesh()
+    in_specs = tuple(spec(a.shape, b) for a, b in zip(x, batch_axes(case), strict=True))
+    outs = as_tuple(case.fn(*x))
+    out_specs = tuple(spec(y.shape, a) for y, a in zip(outs, case.out_batch_axes, strict=True))
+    mapped = jax.shard_map(lambda *a: as_tuple(case.fn(*a)), mesh=m, in_specs=in_specs, out_specs=out_specs)
+    close_all(jax.jit(mapped)(*x), outs, case.tolerance("float32"), "shard_map")
+    args = case.diff_args()
+    if args:
+        as_case = dataclasses.replace(case, fn=mapped)
+        got = jax.jit(jax.grad(objective(as_case), args))(*x)
+        close_all(got, jax.grad(objective(case), args)(*x), grad_tolerance(case, "float32"), "grad of shard_map")
+
+
+@each_case
+def test_partially_manual(case: Case):
+    """Manual over one mesh axis, automatic over the other: right numbers."""
+    case, x = wide(case)
+    if not splittable(case) or any(a is None for a in case.out_batch_axes) or case.op == "batch_norm":
+        pytest.skip("not a map over images")
+    m = jax.make_mesh((4, 2), ("d", "e"), axis_types=(AxisType.Auto, AxisType.Auto))
+    in_specs = tuple(spec(a.shape, b) for a, b in zip(x, batch_axes(case), strict=True))
+    outs = as_tuple(case.fn(*x))
+    out_specs = tuple(spec(y.shape, a) for y, a in zip(outs, case.out_batch_axes, strict=True))
+    mapped = jax.shard_map(
+        lambda *a: as_tuple(case.fn(*a)), mesh=m, in_specs=in_specs, out_specs=out_specs, axis_names={"d"}
+    )
+    close_all(jax.jit(mapped)(*x), outs, case.tolerance("float32"), "partially manual")
+
+
+def test_uneven_batches_are_right():
+    """Ten images on eight devices: a factor that does not divide is kept whole, no padding enters a sum."""
+    x, w = jnp.asarray(np.random.default_rng(0).standard_normal((10, 6, 6, 3)), jnp.float32), jnp.ones((3, 3, 3, 4))
+    constrained = NamedSharding(mesh(), P(None))
+
+    def dw(x, w):
+        x = jax.lax.with_sharding_constraint(x, constrained)
+        return jax.grad(lambda w: jnp.sum(jaxprims.conv(x, w) ** 2))(w)
+
+    close_all((jax.jit(dw)(x, w),), (dw(x, w),), 128, "uneven")
+
+
+def test_output_channels_may_be_split():
+    """A filter split along K: no collective forward."""
+    x, w = jnp.ones((2, 6, 6, 3)), jnp.asarray(np.random.default_rng(0).standard_normal((3, 3, 3, 16)), jnp.float32)
+    m = mesh()
+    placed = (jax.device_put(x, NamedSharding(m, P())), jax.device_put(w, NamedSharding(m, P(None, None, None, "d"))))
+    compiled = jax.jit(jaxprims.conv).lower(*placed).compile()
+    assert not any(collectives(compiled).values())
+    close_all((compiled(*placed),), (jaxprims.conv(x, w),), 32, "K split")
