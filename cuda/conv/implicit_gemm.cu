@@ -1,4 +1,4 @@
-// The launches of implicit_gemm.cuh: three element types x four tiles, and the direct kernel.
+// The launches of implicit_gemm.cuh: three element types x five tiles, and the direct kernel.
 #include "conv/implicit_gemm.h"
 
 #include "conv/implicit_gemm.cuh"
@@ -13,6 +13,7 @@ void launch_blocks(const Args& a, int64_t first, unsigned blocks, cudaStream_t s
     case Kernel::kWide: conv_gemm<T, Wide><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kMedium: conv_gemm<T, Medium><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kSplit: conv_gemm<T, Split><<<blocks, 256, 0, stream>>>(a, first); break;
+    case Kernel::kTiny: conv_gemm<T, Tiny><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kNarrow: conv_gemm<T, Narrow><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kDirect: conv_direct<T><<<blocks, 256, 0, stream>>>(a, first); break;
   }

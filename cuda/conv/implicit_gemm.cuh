@@ -84,6 +84,7 @@ struct Shape {
 using Wide = Shape<128, 64, 16, 8, 4, 1>;
 using Medium = Shape<64, 64, 16, 4, 4, 1>;
 using Split = Shape<32, 32, 64, 8, 4, 8>;
+using Tiny = Shape<16, 16, 64, 4, 4, 16>;
 using Narrow = Shape<128, 8, 16, 4, 4, 4>;
 
 // What all threads of a block share: its place and its phase.

@@ -12,8 +12,9 @@ enum class Kernel : int {
   kWide = 0,    // 128 rows x 64 channels per block
   kMedium = 1,  // 64 x 64
   kSplit = 2,   // 32 x 32, the reduction shared by eight groups of threads
-  kNarrow = 3,  // 128 x 8
-  kDirect = 4,  // no tiles: one thread, or a few, per output
+  kTiny = 3,    // 16 x 16, the reduction shared by sixteen
+  kNarrow = 4,  // 128 x 8
+  kDirect = 5,  // no tiles: one thread, or a few, per output
 };
 
 struct Config {
@@ -31,7 +32,13 @@ struct Tile {
   int m, n;
 };
 constexpr Tile tile_of(Kernel k) {
-  return k == Kernel::kWide ? Tile{128, 64} : k == Kernel::kMedium ? Tile{64, 64} : k == Kernel::kSplit ? Tile{32, 32} : Tile{128, 8};
+  switch (k) {
+    case Kernel::kWide: return {128, 64};
+    case Kernel::kMedium: return {64, 64};
+    case Kernel::kSplit: return {32, 32};
+    case Kernel::kTiny: return {16, 16};
+    default: return {128, 8};
+  }
 }
 
 inline int64_t tile_blocks(const Problem& p, Kernel k) {
@@ -87,10 +94,13 @@ inline Config select(const Problem& p) {
     }
     return c;
   }
+  // Fewer outputs want smaller tiles, so that all multiprocessors have work; the small tiles load more per product.
+  const bool tall = p.imgs * p.phase_pixels() > tile_of(Kernel::kMedium).m;
   if (p.ks <= 8) c.kernel = Kernel::kNarrow;  // a 64-wide tile would be empty by 7/8
-  else if (tile_blocks(p, Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two waves: the last, partial one costs little
+  else if (tall && tile_blocks(p, Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two per multiprocessor hide latency
   else if (tile_blocks(p, Kernel::kMedium) >= kSMs) c.kernel = Kernel::kMedium;
-  else c.kernel = Kernel::kSplit;  // few outputs: smaller tiles, and the threads of a block share the reduction
+  else if (tile_blocks(p, Kernel::kSplit) >= kSMs * 2 / 3) c.kernel = Kernel::kSplit;
+  else c.kernel = Kernel::kTiny;  // such as the weight gradient of a first layer: 27 x 64 outputs, sums over all pixels
   return c;
 }
 
