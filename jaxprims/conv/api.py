@@ -135,7 +135,9 @@ def conv(
     if isinstance(dimension_numbers, str):
         specs = layout_specs(dimension_numbers, w)
         if x.ndim < w.ndim - 1:
-            raise ValueError(f"x of shape {x.shape} needs {w.ndim - 2} spatial axes and a channel axis, as w of shape {w.shape} has.")
+            raise ValueError(
+                f"x of shape {x.shape} needs {w.ndim - 2} spatial axes and a channel axis, as w of shape {w.shape} has."
+            )
         batch, x = x.shape[: x.ndim - w.ndim + 1], _one_batch_axis(x, w.ndim)
     else:
         specs = canonical_specs(x, w, dimension_numbers)

@@ -95,14 +95,18 @@ def _check_groups(x: Any, w: Any, specs: Any, groups: Any, batch_groups: Any, na
     n, c = gather(x.shape, specs.lhs_spec, 0)[:2]
     k, c_of_w = gather(w.shape, specs.rhs_spec, 0)[:2]
     if c % groups:
-        raise ValueError(f"{name}={groups} must divide the {c} input channels (axis {specs.lhs_spec[1]} of x, shape {x.shape}).")
+        raise ValueError(
+            f"{name}={groups} must divide the {c} input channels (axis {specs.lhs_spec[1]} of x, shape {x.shape})."
+        )
     if c // groups != c_of_w:
         raise ValueError(
             f"w of shape {w.shape} takes {c_of_w} input channels (axis {specs.rhs_spec[1]}), but x of shape {x.shape} has "
             f"{c} / {name} {groups} = {c // groups}; check dimension_numbers and {name}."
         )
     if k % groups:
-        raise ValueError(f"{name}={groups} must divide the {k} output channels (axis {specs.rhs_spec[0]} of w, shape {w.shape}).")
+        raise ValueError(
+            f"{name}={groups} must divide the {k} output channels (axis {specs.rhs_spec[0]} of w, shape {w.shape})."
+        )
     if batch_groups > 1 and n % batch_groups:
         raise ValueError(f"batch_group_count={batch_groups} must divide the batch size {n} of x.")
     if batch_groups > 1 and k % batch_groups:
@@ -124,7 +128,9 @@ def _preferred(dtype: Any, preferred: Any) -> str | None:
             "(or a floating type for integers)."
         )
     if want.itemsize < jnp.dtype(dtype).itemsize:
-        raise TypeError(f"preferred_element_type={want.name} is narrower than {dtype}; leave it out and cast the result.")
+        raise TypeError(
+            f"preferred_element_type={want.name} is narrower than {dtype}; leave it out and cast the result."
+        )
     return None if want == dtype else want.name
 
 
@@ -158,7 +164,9 @@ def layout_specs(layout: Any, w: Any) -> lax.ConvDimensionNumbers:
     if layout not in _LAYOUTS:
         raise ValueError(f"dimension_numbers={layout!r} is not known; give one of {', '.join(map(repr, _LAYOUTS))}.")
     if not 1 <= rank <= 3:
-        raise ValueError(f"w of shape {w.shape} has {rank} spatial axes; give 1 to 3, or use jaxprims.conv_general_dilated.")
+        raise ValueError(
+            f"w of shape {w.shape} has {rank} spatial axes; give 1 to 3, or use jaxprims.conv_general_dilated."
+        )
     if _LAYOUTS[layout] not in (None, rank):
         raise ValueError(
             f"dimension_numbers={layout!r} names {_LAYOUTS[layout]} spatial axes, but w of shape {w.shape} has {rank}; "
@@ -188,4 +196,6 @@ def check_residual(residual: Any, shape: Sequence[int], dtype: Any) -> None:
     if tuple(residual.shape) != tuple(shape):
         raise ValueError(f"residual has shape {residual.shape}; it must be the shape of the result, {tuple(shape)}.")
     if jnp.dtype(residual.dtype) != dtype:
-        raise TypeError(f"residual has dtype {residual.dtype}; it must be that of the result, {dtype}: cast it with residual.astype.")
+        raise TypeError(
+            f"residual has dtype {residual.dtype}; it must be that of the result, {dtype}: cast it with residual.astype."
+        )

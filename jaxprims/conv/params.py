@@ -67,7 +67,13 @@ class ConvParams:
         return tuple(
             window_count(dilated(i, ld) + lo + hi, dilated(k, rd), s)
             for i, k, s, (lo, hi), ld, rd in zip(
-                self.x_spatial, self.w_spatial, self.strides, self.padding, self.lhs_dilation, self.rhs_dilation, strict=True
+                self.x_spatial,
+                self.w_spatial,
+                self.strides,
+                self.padding,
+                self.lhs_dilation,
+                self.rhs_dilation,
+                strict=True,
             )
         )
 

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprims.conv import reference
-from jaxprims.conv.params import ConvParams, flops, gather, leading, w_shape, x_shape, y_shape
+from jaxprims.conv.params import ConvParams, flops, leading, w_shape, x_shape, y_shape
 from jaxprims.core.activations import activation_code, activation_slope
 from jaxprims.core.checks import as_float32, is_static
 from jaxprims.core.primitive import define_primitive, move_to_front
@@ -55,7 +55,9 @@ def _rest_flags(p: ConvParams) -> tuple[bool, ...]:
 # --- derivatives ----------------------------------------------------------------------------------------------------------
 
 
-def _apply(op: Any, p: ConvParams, a: jax.Array, b: jax.Array, ct: Any, wanted: Any, flags: tuple[str, str, str]) -> jax.Array:
+def _apply(
+    op: Any, p: ConvParams, a: jax.Array, b: jax.Array, ct: Any, wanted: Any, flags: tuple[str, str, str]
+) -> jax.Array:
     """``op`` on (a, b), giving the gradient of an operand like ``wanted``.
 
     ``flags`` name the batched flags of a, b and the result. An operand without the batch axis takes the sum over it.
@@ -69,7 +71,9 @@ def _apply(op: Any, p: ConvParams, a: jax.Array, b: jax.Array, ct: Any, wanted: 
     return jnp.sum(g, axis=0).astype(wanted.dtype) if summed else g
 
 
-def _transpose(slots: str, p: ConvParams, cts: Sequence[jax.Array], operands: Sequence[Any], wanted: Sequence[bool]) -> tuple:
+def _transpose(
+    slots: str, p: ConvParams, cts: Sequence[jax.Array], operands: Sequence[Any], wanted: Sequence[bool]
+) -> tuple:
     """<ct, op(a, b)> is <y', conv(x, w)> with ct in the slot of the result: the op that lacks the wanted slot.
 
     ``slots``: which of x, w, y the two operands and the result are.
@@ -115,7 +119,9 @@ def _fused_jvp(p: ConvParams, primals: Sequence[jax.Array], tangents: Sequence[A
         terms.append((conv(linear, x, dw)[0], linear.y_batched))
     if p.has_bias and (dbias := drest.pop(0)) is not None:
         channel = p.out_spec[1] - len(p.out_spec)
-        terms.append((reference.align_bias(dbias.astype(wide), p.bias_batched, len(p.out_spec), channel), p.bias_batched))
+        terms.append(
+            (reference.align_bias(dbias.astype(wide), p.bias_batched, len(p.out_spec), channel), p.bias_batched)
+        )
     if p.has_residual and (dresidual := drest.pop(0)) is not None:
         terms.append((dresidual, p.residual_batched))
     if not terms:
@@ -146,7 +152,13 @@ def _unfold(a: jax.Array, size: Any, batched: bool, axis: int) -> tuple[jax.Arra
 
 
 def _batch_axis(
-    op: Any, p: ConvParams, args: Sequence[jax.Array], dims: Sequence[int | None], size: Any, flags: Sequence[str], out: str
+    op: Any,
+    p: ConvParams,
+    args: Sequence[jax.Array],
+    dims: Sequence[int | None],
+    size: Any,
+    flags: Sequence[str],
+    out: str,
 ) -> tuple[tuple, tuple]:
     """The mapped axis becomes the batch axis B, or merges with the one that is there."""
     old = [getattr(p, f) for f in flags]
@@ -162,7 +174,9 @@ def _batch_axis(
             rest = a.shape[o + n :]
             a = a if n else a[None]
             a = a if o else a[:, None]
-            a = jnp.broadcast_to(a, (size, inner, *rest)).reshape((size * inner, *rest))  # no copy where it has both axes
+            a = jnp.broadcast_to(a, (size, inner, *rest)).reshape(
+                (size * inner, *rest)
+            )  # no copy where it has both axes
         merged.append(a)
     (y,) = op(q, *merged)
     return (y.reshape((size, inner, *y.shape[1:])),), (0,)
@@ -239,13 +253,15 @@ def _sharding(slots: Sequence[str], result: str, p: ConvParams, *_avals: Any) ->
         whole |= set("nmk")
     if p.activation is not None or p.has_bias or p.has_residual:
         whole |= {"c"}  # the sum over c must be complete before what follows it
-    return Rule(text, whole=tuple(sorted(whole & set(text))))
+    return Rule(text, whole=tuple(f for f in dict.fromkeys(text) if f in whole))  # in order of first use
 
 
 # --- the kernels ----------------------------------------------------------------------------------------------------------
 
 _KERNEL_DTYPES = ("float32", "float16", "bfloat16")
-_EXTENT_LIMIT = 2**31 - 1024  # cuda/conv/problem.h has the same two: 32-bit indices of one image, plus a tile, must not wrap
+_EXTENT_LIMIT = (
+    2**31 - 1024
+)  # cuda/conv/problem.h has the same two: 32-bit indices of one image, plus a tile, must not wrap
 _REACH_LIMIT = 2**30
 
 

@@ -50,7 +50,9 @@ def conv_fused(p: ConvParams, x: jax.Array, w: jax.Array, *rest: jax.Array) -> t
     channel = p.out_spec[1] - len(p.out_spec)
     if p.has_bias:
         bias = extra.pop(0).astype(wide)
-        z = _add(z, align_bias(bias, p.bias_batched, len(p.out_spec), channel), p.x_batched or p.w_batched, p.bias_batched)
+        z = _add(
+            z, align_bias(bias, p.bias_batched, len(p.out_spec), channel), p.x_batched or p.w_batched, p.bias_batched
+        )
     if p.has_residual:
         z = _add(z, extra.pop(0).astype(wide), p.x_batched or p.w_batched or p.bias_batched, p.residual_batched)
     return (apply_activation(p.activation, z).astype(p.result_dtype(x)),)
@@ -70,7 +72,11 @@ def _add(z: jax.Array, term: jax.Array, z_batched: bool, term_batched: bool) -> 
 
 
 def _run(
-    body: Callable[..., jax.Array], p: ConvParams, a: tuple[jax.Array, bool], b: tuple[jax.Array, bool], shape: tuple[Any, ...]
+    body: Callable[..., jax.Array],
+    p: ConvParams,
+    a: tuple[jax.Array, bool],
+    b: tuple[jax.Array, bool],
+    shape: tuple[Any, ...],
 ) -> jax.Array:
     """``body`` at the arithmetic dtype, over the batch axis where there is one, rounded to the result's dtype."""
     (left, left_batched), (right, right_batched) = a, b
@@ -182,7 +188,9 @@ def _zeros(
     size = lambda a, axis: a.shape[axis]  # noqa: E731
     spatial = tuple(
         max((dilated(size(x, i), ld) + lo + hi - dilated(size(w, k), rd)) // s + 1, 0)
-        for i, k, s, (lo, hi), ld, rd in zip(lhs_spec[2:], rhs_spec[2:], strides, pads, lhs_dilation, rhs_dilation, strict=True)
+        for i, k, s, (lo, hi), ld, rd in zip(
+            lhs_spec[2:], rhs_spec[2:], strides, pads, lhs_dilation, rhs_dilation, strict=True
+        )
     )
     n = size(x, lhs_spec[0]) // batch_groups
     return jnp.zeros(scatter((n, size(w, rhs_spec[0]), *spatial), out_spec), x.dtype)

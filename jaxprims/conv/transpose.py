@@ -94,7 +94,9 @@ def conv_transpose(
         raise ValueError(f"output_padding={output_padding!r} needs padding_convention='torch' and padding in numbers.")
     for e, s, d in zip(extra, stride, dilation, strict=True):
         if e and e >= max(s, d):
-            raise ValueError(f"output_padding={output_padding!r} must be smaller than the stride or the dilation, {max(s, d)}.")
+            raise ValueError(
+                f"output_padding={output_padding!r} must be smaller than the stride or the dilation, {max(s, d)}."
+            )
     if isinstance(padding, str):
         pads = _string_padding(padding, window, stride, dilation)
     else:
@@ -126,7 +128,9 @@ def _string_padding(padding: str, window: Sequence[int], strides: Sequence[int],
     """Padding of the spread-out x for the "SAME" or "VALID" of the forward convolution that this one transposes."""
     word = padding.upper()
     if word not in ("SAME", "VALID"):
-        raise ValueError(f"padding={padding!r} is not known; give 'SAME', 'VALID', or a (low, high) pair per spatial axis.")
+        raise ValueError(
+            f"padding={padding!r} is not known; give 'SAME', 'VALID', or a (low, high) pair per spatial axis."
+        )
     pads = []
     for k, s, d in zip(window, strides, dilation, strict=True):
         reach = dilated(k, d)
