@@ -2,7 +2,8 @@
 //
 // A block has three warpgroups. One thread of the first fills a ring of stages by TMA; the other two are consumers that take
 // whole output tiles in turn: while one multiplies, the other finishes its sums and stores them (ping-pong). Stage: the tile's
-// rows as MB chunks, its columns as NB chunks, of 64 x 64 elements each.
+// rows as MB chunks, its columns as NB chunks, of 64 x 64 elements each. (The weight gradient, whose tiles are few and long, lets
+// both consumers work on one tile instead.)
 #pragma once
 #include <cuda_runtime.h>
 
@@ -19,14 +20,17 @@ constexpr int kSm90Threads = 384;
 constexpr int kChunkBytes = 64 * 64 * 2;
 constexpr int kSm90Shared = 227 * 1024;  // what a block may have
 
-template <int MB_, int NB_, bool Stored>
+// MB x NB chunks of sums, Results of them kept on their way out (at most one for each consumer), each ResultBytes.
+template <int MB_, int NB_, int ResultBytes>
 struct Sm90Tile {
-  static constexpr int MB = MB_, NB = NB_, kRows = 64 * MB, kCols = 64 * NB;
-  static constexpr int kStageBytes = (MB + NB) * kChunkBytes;
-  static constexpr int kStoreBytes = Stored ? MB * NB * kChunkBytes : 0;  // the result on its way out
-  static constexpr int kFit = (kSm90Shared - 2048 - kStoreBytes) / kStageBytes;
+  static constexpr int MB = MB_, NB = NB_;
+  static constexpr int kStageBytes = (MB + NB) * kChunkBytes, kResultBytes = ResultBytes;
+  static constexpr int kRest = 1024 + 256 + 2 * 192 * 4;  // alignment, barriers, bias
+  static constexpr int kRoom = kSm90Shared - kRest;
+  static constexpr int kResults = ResultBytes > 0 && kRoom - 2 * ResultBytes >= 4 * kStageBytes ? 2 : 1;
+  static constexpr int kFit = (kRoom - kResults * ResultBytes) / kStageBytes;
   static constexpr int kStages = kFit < 8 ? kFit : 8;
-  static constexpr int kBytes = 1024 + kStages * kStageBytes + kStoreBytes + 256;
+  static constexpr int kBytes = kRest + kStages * kStageBytes + kResults * ResultBytes;
   static_assert(kStages >= 4 && kBytes <= kSm90Shared, "the ring must hide the latency of a load");
   static_assert(MB * NB <= kSm90Chunks, "sums are 32 MB NB registers a thread");
 };
@@ -34,19 +38,21 @@ struct Sm90Tile {
 // Shared addresses.
 template <class Tile>
 struct Sm90Memory {
-  uint32_t ring, store, full, empty, multiply_turn, store_turn;
+  uint32_t ring, result, full, empty, multiply_turn, store_turn, bias;
   __device__ explicit Sm90Memory(const void* shared) {
     ring = (shared_address(shared) + 1023) & ~1023u;
-    store = ring + Tile::kStages * Tile::kStageBytes;
-    full = store + Tile::kStoreBytes;
+    result = ring + Tile::kStages * Tile::kStageBytes;
+    full = result + Tile::kResults * Tile::kResultBytes;
     empty = full + 8 * Tile::kStages;
     multiply_turn = empty + 8 * Tile::kStages;
     store_turn = multiply_turn + 16;
+    bias = full + 256;
   }
-  __device__ void init() const {
+  // readers: warpgroups that read a stage.
+  __device__ void init(uint32_t readers) const {
     for (int i = 0; i < Tile::kStages; ++i) {
       barrier_init(full + 8 * i, 1);   // the loading thread announces the bytes
-      barrier_init(empty + 8 * i, 4);  // one lane of each warp of the warpgroup that has read it
+      barrier_init(empty + 8 * i, 4 * readers);  // one lane of each of their warps
     }
     for (int i = 0; i < 2; ++i) {
       barrier_init(multiply_turn + 8 * i, 128);
@@ -76,13 +82,14 @@ __device__ __forceinline__ void wait_turn(uint32_t turns, uint32_t g, uint32_t t
 }
 __device__ __forceinline__ void pass_turn(uint32_t turns, uint32_t g) { barrier_arrive(turns + 8 * (g ^ 1)); }
 
-// sums = rows * columns over `steps` stages, each released once it has been read. The last stage is still being read on return:
-// finish() waits for it.
-template <class T, class Tile, int TransA, int TransB>
+// sums = rows * columns: M chunks of rows, those at `rows_at` in a stage, by all of its columns. Takes every Every-th stage and
+// releases each once it has been read. The last is still being read when run() returns: finish() waits for it.
+template <class T, class Tile, int M, int TransA, int TransB, int Every = 1>
 struct Multiplier {
-  float (&sums)[Tile::MB][32 * Tile::NB];
+  float (&sums)[M][32 * Tile::NB];
   const Sm90Memory<Tile>& memory;
   Ring<Tile::kStages>& ring;
+  uint32_t rows_at = 0;
   uint32_t last = 0;
 
   __device__ __forceinline__ void release(uint32_t stage) const {
@@ -91,33 +98,51 @@ struct Multiplier {
   __device__ __forceinline__ void stage(int first) {
     barrier_wait(memory.full + 8 * ring.stage, ring.lap);
     const uint32_t at = memory.ring + ring.stage * Tile::kStageBytes;
-    const uint64_t a = mma_descriptor(at, kChunkBytes, 1024);
+    const uint64_t a = mma_descriptor(at + rows_at, kChunkBytes, 1024);
     const uint64_t b = mma_descriptor(at + Tile::MB * kChunkBytes, kChunkBytes, 1024);
     constexpr int kStepA = (TransA ? 2048 : 32) / 16, kStepB = (TransB ? 2048 : 32) / 16;
     mma_fence();
 #pragma unroll
     for (int k = 0; k < 4; ++k)
 #pragma unroll
-      for (int m = 0; m < Tile::MB; ++m)
-        mma<T, Tile::kCols, TransA, TransB>(sums[m], a + m * (kChunkBytes / 16) + k * kStepA, b + k * kStepB, k > 0 || !first);
+      for (int m = 0; m < M; ++m)
+        mma<T, 64 * Tile::NB, TransA, TransB>(sums[m], a + m * (kChunkBytes / 16) + k * kStepA, b + k * kStepB, k > 0 || !first);
     mma_commit();
   }
-  __device__ __forceinline__ void run(uint32_t steps) {
-    stage(1);
+  __device__ __forceinline__ void advance() {
     last = ring.stage;
-    ring.advance();
-    for (uint32_t i = 1; i < steps; ++i) {
+#pragma unroll
+    for (int i = 0; i < Every; ++i) ring.advance();
+  }
+  __device__ __forceinline__ void run(uint32_t stages) {
+    stage(1);
+    advance();
+    for (uint32_t i = 1; i < stages; ++i) {
       stage(0);
       mma_wait<1>();
       release(last);
-      last = ring.stage;
-      ring.advance();
+      advance();
     }
+  }
+  // Adds any number of stages, none too, to what is in the sums.
+  __device__ __forceinline__ void add(uint32_t stages) {
+    for (uint32_t i = 0; i < stages; ++i) {
+      stage(0);
+      if (i > 0) {
+        mma_wait<1>();
+        release(last);
+      }
+      advance();
+    }
+    mma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < M; ++m) mma_pin(sums[m]);
+    if (stages > 0) release(last);
   }
   __device__ __forceinline__ void finish() {
     mma_wait<0>();
 #pragma unroll
-    for (int m = 0; m < Tile::MB; ++m) mma_pin(sums[m]);
+    for (int m = 0; m < M; ++m) mma_pin(sums[m]);
     release(last);
   }
 };

@@ -13,13 +13,14 @@ namespace conv {
 
 constexpr int kSm90Phases = 16;     // phases of a strided input gradient in one launch
 constexpr int kSm90Workers = 132;   // shares of a weight gradient's reduction: fixed, so that the bits are the same on every GPU
-constexpr int kSm90Chunks = 6;      // a tile has at most 6 chunks of 64 x 64 sums
+constexpr int kSm90Chunks = 8;      // a tile has at most 8 chunks of 64 x 64 sums
 // Two unfinished tiles for each worker, in float32. jaxprims/conv/primitive.py declares the same number of bytes.
 constexpr int64_t kSm90Workspace = int64_t{2} * kSm90Workers * kSm90Chunks * 64 * 64 * 4;
 
 struct Sm90Plan {
   const char* reason = "not looked at";  // null where the kernels take the problem
-  int mb = 0, nb = 0;                    // a tile is 64 mb rows x 64 nb columns
+  int mb = 0, nb = 0;                    // a tile of the product is 64 mb rows x 64 nb columns
+  bool swap = false;                     // forward, input gradient: rows are channels; weight gradient: rows are (tap, c)
   bool flat = false;                     // 1 x 1, stride 1, no padding: the pixels are one list, no im2col
   bool strided = false;                  // input gradient of a strided convolution: phases
 };
@@ -113,12 +114,6 @@ inline bool sm90_hwio(int64_t k_step, int64_t c_step, const int64_t* s, int64_t 
   return true;
 }
 
-// Rough cycles of a multiprocessor for 64 steps of the reduction of one tile: tensor cores 128 per chunk of sums, and what
-// loading the chunks of both operands from L2 costs (measured).
-inline int sm90_cycles(int mb, int nb) {
-  const int mma = 128 * mb * nb, load = 145 * (mb + nb);
-  return mma > load ? mma : load;
-}
 inline int64_t sm90_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // No activation, or one that only clips: v < lo ? lo : v > hi ? hi : v.
@@ -203,16 +198,37 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
   if (!flat && bytes < 131072) return no("im2col maps of arrays under 128 KiB");  // drivers up to 13.1 read them wrongly
   plan.flat = flat;
 
-  // The tile with the least work for the busiest multiprocessor.
-  constexpr int kTiles[][2] = {{2, 2}, {3, 2}, {2, 3}, {2, 1}, {3, 1}};
+  // The tile with the least cycles for the busiest multiprocessor. For 64 steps of the reduction a chunk of sums takes the tensor
+  // cores 128 cycles, and the chunks loaded from L2 take kLoad each.
+  constexpr int64_t kMultiply = 128, kLoad = 145;
+  struct Tile {
+    int mb, nb;
+    bool swap;
+  };
+  constexpr Tile kConvTiles[] = {{2, 2, false}, {3, 2, false}, {2, 3, false}, {2, 1, false}, {1, 4, true}};
+  constexpr Tile kPhaseTiles[] = {{2, 2, false}, {1, 4, true}};
+  constexpr Tile kWgradTiles[] = {{2, 4, false}, {2, 3, false}, {1, 4, false}, {1, 3, false}, {2, 4, true}, {1, 4, true}};
   int64_t best = std::numeric_limits<int64_t>::max();
-  for (const auto& t : kTiles) {
-    if (plan.strided && (t[0] != 2 || t[1] == 3)) continue;
-    const int64_t tiles = sm90_ceil(rows, t[0]) * sm90_ceil(cols, t[1]);
-    int64_t cost = sm90_ceil(tiles, kSm90Workers) * sm90_cycles(t[0], t[1]);
-    if (p.op == Op::kWeightGrad) cost = tiles * sm90_cycles(t[0], t[1]);  // the reduction is shared evenly
-    if (cost < best) best = cost, plan.mb = t[0], plan.nb = t[1];
-  }
+  const auto consider = [&](const Tile& t) {
+    int64_t cost;
+    if (p.op == Op::kWeightGrad) {  // shared evenly
+      const int64_t m = t.swap ? rows : cols, n = t.swap ? cols : rows, tiles_m = sm90_ceil(m, t.mb), tiles_n = sm90_ceil(n, t.nb);
+      const int64_t multiply = tiles_m * tiles_n * t.mb * t.nb * kMultiply, load = (tiles_n * m + tiles_m * n) * kLoad;
+      cost = multiply > load ? multiply : load;
+    } else {
+      if (p.residual != nullptr && (t.swap || t.mb * t.nb > 4)) return;
+      const int64_t tiles = sm90_ceil(rows, t.swap ? t.nb : t.mb) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
+      const int64_t multiply = t.mb * t.nb * kMultiply, load = (t.mb + t.nb) * kLoad;
+      cost = sm90_ceil(tiles, kSm90Workers) * (multiply > load ? multiply : load);
+    }
+    if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap;
+  };
+  if (p.op == Op::kWeightGrad)
+    for (const Tile& t : kWgradTiles) consider(t);
+  else if (plan.strided)
+    for (const Tile& t : kPhaseTiles) consider(t);
+  else
+    for (const Tile& t : kConvTiles) consider(t);
   plan.reason = nullptr;
   return plan;
 }

@@ -11,6 +11,8 @@
 //          One thread loads: im2col TMA turns (tap, 64 channels) of 64 MB pixels into one box, padding included.
 //          Two warpgroups multiply and store in turn. Sums are float32, rounded once. Phases of stride > 1 are scattered rows:
 //          their stores are 16-byte vectors of ordinary writes; else TMA stores.
+//          The wider side of a tile is the N of the instruction (it reads less shared memory for the same products): where k is at
+//          most 64, the product is transposed, channels are its rows and 256 pixels its columns (Swap).
 // Order    every output is summed by one warpgroup in one order: the same bits in every run.
 // Cost     2 * outputs * taps * C flops; loads from L2 of (MB + NB) chunks for every MB * NB chunks of sums.
 #pragma once
@@ -26,12 +28,21 @@ struct Sm90PhaseArgs {
   FastDiv outs[kMaxSpatial];
 };
 
+// MB x NB chunks of the product: rows pixels, columns channels, or (Swap) the reverse.
+template <int MB_, int NB_, bool Swap_>
+struct Sm90ConvTile : Sm90Tile<MB_, NB_, MB_ * NB_ * kChunkBytes> {
+  static constexpr bool kSwap = Swap_, kResidual = !Swap_ && MB_ * NB_ <= 4;  // larger tiles leave it no registers
+  static constexpr int PB = Swap_ ? NB_ : MB_, CB = Swap_ ? MB_ : NB_;  // chunks of pixels, of channels
+  static constexpr int kPixels = 64 * PB, kChannels = 64 * CB;
+  static constexpr int kPixelsAt = Swap_ ? MB_ * kChunkBytes : 0, kFilterAt = Swap_ ? 0 : MB_ * kChunkBytes;  // in a stage
+};
+
 template <int Phases>
 struct Sm90ConvArgs {
   CUtensorMap in[Phases];
   CUtensorMap w, out;
   Sm90PhaseArgs phase[Phases];
-  FastDiv tiles_n;
+  FastDiv tiles_n, band;  // tiles along k; those of a band: 8 along k by all along the pixels
   uint32_t tiles, chunks;  // chunks of 64 channels in a tap
   int32_t phases, mode, cols;
   const void *bias, *residual;
@@ -42,6 +53,8 @@ struct Sm90ConvArgs {
   int64_t out_image, out_s[kMaxSpatial];
   int32_t out_phases[kMaxSpatial];
 };
+
+constexpr uint32_t kSm90Band = 8;
 
 struct Sm90Place {
   int32_t phase;
@@ -56,9 +69,17 @@ __device__ __forceinline__ Sm90Place sm90_place(const Sm90ConvArgs<Phases>& a, u
     while (at.phase + 1 < a.phases && tile >= a.phase[at.phase + 1].first_tile) ++at.phase;
     tile -= a.phase[at.phase].first_tile;
   }
+  // Bands of eight tiles along k: blocks that run together share both operands in L2. Phases have one band of all.
   uint32_t m, n;
-  a.tiles_n.divmod(tile, m, n);
-  at.m = m * Tile::kRows, at.n = n * Tile::kCols;
+  if (Phases > 1 || a.tiles_n.d <= kSm90Band) {
+    a.tiles_n.divmod(tile, m, n);
+  } else {
+    uint32_t band, rest;
+    a.band.divmod(tile, band, rest);
+    const uint32_t left = a.tiles_n.d - band * kSm90Band, width = left < kSm90Band ? left : kSm90Band;
+    m = rest / width, n = band * kSm90Band + rest % width;
+  }
+  at.m = m * Tile::kPixels, at.n = n * Tile::kChannels;
   return at;
 }
 
@@ -97,11 +118,11 @@ __device__ __forceinline__ void sm90_conv_load(const Sm90ConvArgs<Phases>& a, co
             const uint32_t to = memory.ring + ring.stage * Tile::kStageBytes, full = memory.full + 8 * ring.stage;
             barrier_wait(memory.empty + 8 * ring.stage, ring.lap ^ 1);
             barrier_expect(full, Tile::kStageBytes);
-            load_pixels(a.mode, to, map, full, c, pixel, j2 * ph.offset[2], j1 * ph.offset[1], j0 * ph.offset[0]);
+            load_pixels(a.mode, to + Tile::kPixelsAt, map, full, c, pixel, j2 * ph.offset[2], j1 * ph.offset[1], j0 * ph.offset[0]);
 #pragma unroll
-            for (int j = 0; j < Tile::NB; ++j) {
+            for (int j = 0; j < Tile::CB; ++j) {
               const int n = static_cast<int>(at.n) + 64 * j;
-              tma_load_3d(to + (Tile::MB + j) * kChunkBytes, &a.w, full, Forward ? n : c, Forward ? c : n, tap);
+              tma_load_3d(to + Tile::kFilterAt + j * kChunkBytes, &a.w, full, Forward ? n : c, Forward ? c : n, tap);
             }
             ring.advance();
           }
@@ -109,42 +130,63 @@ __device__ __forceinline__ void sm90_conv_load(const Sm90ConvArgs<Phases>& a, co
   }
 }
 
-// Sums become the result's chunks in shared memory: rounded, in the swizzle that TMA reads.
-template <class T, class Tile, int Phases>
-__device__ __forceinline__ void sm90_conv_stage(const Sm90ConvArgs<Phases>& a, const Sm90Place& at, float (&sums)[Tile::MB][32 * Tile::NB],
-                                                uint32_t store) {
+template <class T>
+__device__ __forceinline__ uint32_t sm90_clip_pair(float u, float v, float lo, float hi) {
+  u = u < lo ? lo : u > hi ? hi : u;  // NaN stays
+  v = v < lo ? lo : v > hi ? hi : v;
+  return pack_pair<T>(u, v);
+}
+
+// The residual of the sums at row r and columns k, k + 1.
+template <class T, int Phases>
+__device__ __forceinline__ float2 sm90_residual(const Sm90ConvArgs<Phases>& a, uint32_t rows, uint32_t r, uint32_t k) {
+  if (r >= rows || k >= static_cast<uint32_t>(a.cols)) return {0.f, 0.f};
+  return unpack_pair<T>(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(a.residual) + static_cast<int64_t>(r) * a.cols + k));
+}
+
+// Sums become the result's chunks in shared memory, [pixels][64 channels] each: rounded, in the swizzle that TMA reads.
+template <class T, class Tile, bool Residual, int Phases>
+__device__ __forceinline__ void sm90_conv_stage(const Sm90ConvArgs<Phases>& a, const Sm90Place& at, float (&sums)[Tile::MB][32 * Tile::NB], uint32_t result,
+                                                uint32_t bias) {
   const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const uint32_t rows = a.phase[at.phase].rows;
-  const uint32_t row = warp * 16 + (lane & 15), piece = lane >> 4;  // where this lane's matrix row goes
+  const float lo = a.lo, hi = a.hi;
+  if constexpr (Tile::kSwap) {
+    const uint32_t piece = 2 * warp + (lane >> 3 & 1);  // of the 8 channels of this lane's matrix
+    const float b0 = load_shared(bias + (warp * 16 + lane / 4) * 4), b1 = load_shared(bias + (warp * 16 + lane / 4 + 8) * 4);
 #pragma unroll
-  for (int j = 0; j < 8 * Tile::NB; j += 2) {
-    float2 bias[2] = {{0.f, 0.f}, {0.f, 0.f}};
-    if (a.bias != nullptr) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const uint32_t k = at.n + 8 * (j + i) + lane % 4 * 2;
-        if (k < static_cast<uint32_t>(a.cols)) bias[i] = {sm90_bias(a.bias, a.bias_type, k), sm90_bias(a.bias, a.bias_type, k + 1)};
-      }
+    for (int j = 0; j < 8 * Tile::NB; j += 2) {
+      __syncwarp();
+      const float* s = sums[0] + 4 * j;
+      const uint32_t r = 8 * j + (lane & 7) + (lane >> 4) * 8;
+      store_matrices_transposed(result + r * 128 + ((piece ^ r % 8) * 16), sm90_clip_pair<T>(s[0] + b0, s[1] + b0, lo, hi),
+                                sm90_clip_pair<T>(s[2] + b1, s[3] + b1, lo, hi), sm90_clip_pair<T>(s[4] + b0, s[5] + b0, lo, hi),
+                                sm90_clip_pair<T>(s[6] + b1, s[7] + b1, lo, hi));
     }
+  } else {
+    const uint32_t row = warp * 16 + (lane & 15), half = lane >> 4;  // where this lane's matrix row goes
 #pragma unroll
-    for (int m = 0; m < Tile::MB; ++m) {
-      uint32_t packed[4];
+    for (int j = 0; j < 8 * Tile::NB; j += 2) {
+      __syncwarp();  // keeps the compiler from overlapping the steps: there are no registers for it
+      const float2 b0 = load_shared_pair(bias + (8 * j + lane % 4 * 2) * 4), b1 = load_shared_pair(bias + (8 * j + 8 + lane % 4 * 2) * 4);
 #pragma unroll
-      for (int q = 0; q < 4; ++q) {  // column pair j + q / 2, row half q % 2
-        float u = sums[m][4 * (j + q / 2) + 2 * (q % 2)] + bias[q / 2].x, v = sums[m][4 * (j + q / 2) + 2 * (q % 2) + 1] + bias[q / 2].y;
-        if (a.residual != nullptr) {
-          const uint32_t r = at.m + 64 * m + warp * 16 + lane / 4 + 8 * (q % 2), k = at.n + 8 * (j + q / 2) + lane % 4 * 2;
-          if (r < rows && k < static_cast<uint32_t>(a.cols)) {
-            const float2 add = unpack_pair<T>(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(a.residual) + int64_t{r} * a.cols + k));
-            u += add.x, v += add.y;
+      for (int m = 0; m < Tile::MB; ++m) {
+        const float* s = sums[m] + 4 * j;
+        const uint32_t r = 64 * m + row, p = j + half;  // 16-byte piece p % 8 of chunk p / 8
+        float2 add[4];
+        if (Residual) __syncwarp();
+#pragma unroll
+        for (int q = 0; q < 4; ++q) {
+          add[q] = q < 2 ? b0 : b1;
+          if constexpr (Residual) {
+            const float2 more = sm90_residual<T>(a, a.phase[at.phase].rows, at.m + 64 * m + warp * 16 + lane / 4 + 8 * (q % 2),
+                                                 at.n + 8 * (j + q / 2) + lane % 4 * 2);
+            add[q].x += more.x, add[q].y += more.y;
           }
         }
-        u = u < a.lo ? a.lo : u > a.hi ? a.hi : u;
-        v = v < a.lo ? a.lo : v > a.hi ? a.hi : v;
-        packed[q] = pack_pair<T>(u, v);
+        store_matrices(result + j / 8 * (Tile::MB * kChunkBytes) + r * 128 + ((p % 8 ^ r % 8) * 16),
+                       sm90_clip_pair<T>(s[0] + add[0].x, s[1] + add[0].y, lo, hi), sm90_clip_pair<T>(s[2] + add[1].x, s[3] + add[1].y, lo, hi),
+                       sm90_clip_pair<T>(s[4] + add[2].x, s[5] + add[2].y, lo, hi), sm90_clip_pair<T>(s[6] + add[3].x, s[7] + add[3].y, lo, hi));
       }
-      const uint32_t r = 64 * m + row, p = j + piece;  // 16-byte piece p % 8 of chunk p / 8
-      store_matrices(store + p / 8 * (Tile::MB * kChunkBytes) + r * 128 + ((p % 8 ^ r % 8) * 16), packed[0], packed[1], packed[2], packed[3]);
     }
   }
 }
@@ -153,7 +195,7 @@ __device__ __forceinline__ void sm90_conv_stage(const Sm90ConvArgs<Phases>& a, c
 template <class T, class Tile, int Phases>
 __device__ __forceinline__ void sm90_conv_scatter(const Sm90ConvArgs<Phases>& a, const Sm90Place& at, uint32_t store) {
   const Sm90PhaseArgs& ph = a.phase[at.phase];
-  for (uint32_t i = threadIdx.x % 128; i < Tile::kRows * 8; i += 128) {
+  for (uint32_t i = threadIdx.x % 128; i < Tile::kPixels * 8; i += 128) {
     const uint32_t r = i / 8, piece = i % 8;
     if (at.m + r >= ph.rows) break;
     uint32_t o[kMaxSpatial], rest = at.m + r;
@@ -165,13 +207,13 @@ __device__ __forceinline__ void sm90_conv_scatter(const Sm90ConvArgs<Phases>& a,
     }
     to += static_cast<int64_t>(rest) * a.out_image;
 #pragma unroll
-    for (int j = 0; j < Tile::NB; ++j) {
+    for (int j = 0; j < Tile::CB; ++j) {
       const uint32_t k = at.n + 64 * j + 8 * piece;
       if (k >= static_cast<uint32_t>(a.cols)) break;
       uint4 v;
       asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                   : "r"(store + j * (Tile::MB * kChunkBytes) + r * 128 + ((piece ^ r % 8) * 16)));
+                   : "r"(store + j * (Tile::PB * kChunkBytes) + r * 128 + ((piece ^ r % 8) * 16)));
       *reinterpret_cast<uint4*>(static_cast<T*>(a.out_data) + to + k) = v;
     }
   }
@@ -182,7 +224,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const Sm90Memory<Tile> memory(shared);
-  if (threadIdx.x == 0) memory.init();
+  if (threadIdx.x == 0) memory.init(1);
   __syncthreads();
   const uint32_t group = threadIdx.x / 128;
   if (group == 0) {
@@ -194,7 +236,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
     Ring<Tile::kStages> ring;
     uint32_t turn = 0, i = 0;
     for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x, ++i) {
-      const Sm90Place at = sm90_place<Tile, Phases>(a, tile);
+      Sm90Place at = sm90_place<Tile, Phases>(a, tile);
       const Sm90PhaseArgs& ph = a.phase[at.phase];
       const uint32_t steps = static_cast<uint32_t>(ph.count[0]) * ph.count[1] * ph.count[2] * a.chunks;
       if (i % 2 != g) {
@@ -210,44 +252,58 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
           for (int s = 0; s < 32 * Tile::NB; ++s) sums[m][s] = 0.f;
         pass_turn(memory.multiply_turn, g);
       } else {
-        Multiplier<T, Tile, 0, Forward> multiplier{sums, memory, ring};
+        Multiplier<T, Tile, Tile::MB, Tile::kSwap && Forward, !Tile::kSwap && Forward> multiplier{sums, memory, ring};
         multiplier.run(steps);
         pass_turn(memory.multiply_turn, g);
         multiplier.finish();
       }
-      wait_turn(memory.store_turn, g, turn);
-      sm90_conv_stage<T, Tile, Phases>(a, at, sums, memory.store);
+      uint32_t same = tile;  // found again rather than kept: the sums leave no registers
+      asm volatile("" : "+r"(same));
+      at = sm90_place<Tile, Phases>(a, same);
+      const uint32_t result = memory.result + (Tile::kResults > 1 ? g : 0) * Tile::kResultBytes;
+      const uint32_t bias = memory.bias + g * (192 * 4), thread = threadIdx.x % 128;
+      if (Tile::kResults == 1) wait_turn(memory.store_turn, g, turn);
+      else if (Phases == 1 && thread == 0) tma_store_wait_read();  // its own last result
+      for (uint32_t k = thread; k < Tile::kChannels; k += 128) {
+        const bool live = a.bias != nullptr && at.n + k < static_cast<uint32_t>(a.cols);
+        store_shared(bias + k * 4, live ? sm90_bias(a.bias, a.bias_type, at.n + k) : 0.f);
+      }
+      named_sync(1 + g, 128);
+      if (Forward && Tile::kResidual && a.residual != nullptr) sm90_conv_stage<T, Tile, Forward && Tile::kResidual>(a, at, sums, result, bias);
+      else sm90_conv_stage<T, Tile, false>(a, at, sums, result, bias);
       if constexpr (Phases > 1) {
         named_sync(1 + g, 128);
-        sm90_conv_scatter<T, Tile, Phases>(a, at, memory.store);
+        sm90_conv_scatter<T, Tile, Phases>(a, at, result);
+        if (Tile::kResults > 1) named_sync(1 + g, 128);
       } else {
         proxy_fence();
         named_sync(1 + g, 128);
-        if (threadIdx.x % 128 == 0) {
+        if (thread == 0) {
 #pragma unroll
-          for (int j = 0; j < Tile::NB; ++j)
+          for (int j = 0; j < Tile::CB; ++j)
             if (at.n + 64 * j < static_cast<uint32_t>(a.cols))
-              tma_store_2d(&a.out, memory.store + j * (Tile::MB * kChunkBytes), static_cast<int>(at.n) + 64 * j, static_cast<int>(at.m));
+              tma_store_2d(&a.out, result + j * (Tile::PB * kChunkBytes), static_cast<int>(at.n) + 64 * j, static_cast<int>(at.m));
           tma_store_commit();
-          tma_store_wait_read();
+          if (Tile::kResults == 1) tma_store_wait_read();
         }
       }
-      pass_turn(memory.store_turn, g);
+      if (Tile::kResults == 1) pass_turn(memory.store_turn, g);
       ++turn;
     }
+    if (Phases == 1 && threadIdx.x % 128 == 0) tma_store_wait_read();  // shared memory must outlive the copies
   }
 #endif
 }
 
 // ---- launch -----------------------------------------------------------------------------------------------------------------
-template <class T, int MB, int NB, bool Forward, int Phases>
+template <class T, int MB, int NB, bool Swap, bool Forward, int Phases>
 cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream) {
-  using Tile = Sm90Tile<MB, NB, true>;
+  using Tile = Sm90ConvTile<MB, NB, Swap>;
   Sm90ConvArgs<Phases> a;
   a.mode = sm90_mode(p, plan.flat);
   a.cols = static_cast<int32_t>(p.ks);
   a.chunks = static_cast<uint32_t>(sm90_ceil(p.chs, 64));
-  const uint32_t tiles_n = static_cast<uint32_t>(sm90_ceil(p.ks, Tile::kCols));
+  const uint32_t tiles_n = static_cast<uint32_t>(sm90_ceil(p.ks, Tile::kChannels));
   a.tiles_n = FastDiv(tiles_n);
   a.bias = p.bias, a.residual = p.residual, a.bias_type = p.bias_type;
   sm90_clip(p.activation, &a.lo, &a.hi);
@@ -280,11 +336,12 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, bool flip, 
       ph.tap_step[d] = w.tap_step[d], ph.f[d] = w.f[d];
       ph.outs[d] = FastDiv(static_cast<uint32_t>(w.outs[d]));
     }
-    tiles += sm90_ceil(ph.rows, Tile::kRows) * tiles_n;
+    tiles += sm90_ceil(ph.rows, Tile::kPixels) * tiles_n;
     if (tiles >= kExtentLimit) return cudaErrorInvalidValue;
-    if (w.taps() > 0 && !sm90_pixel_map<T>(&a.in[i], a.mode, p, w, p.chs, p.imgs, Tile::kRows)) return cudaErrorInvalidValue;
+    if (w.taps() > 0 && !sm90_pixel_map<T>(&a.in[i], a.mode, p, w, p.chs, p.imgs, Tile::kPixels)) return cudaErrorInvalidValue;
   }
   a.tiles = static_cast<uint32_t>(tiles);
+  a.band = FastDiv(static_cast<uint32_t>(tiles / tiles_n < kExtentLimit / kSm90Band ? tiles / tiles_n * kSm90Band : 1));
 
   const uint64_t inner = Forward ? p.ks : p.chs, outer = Forward ? p.chs : p.ks;  // of w as it lies
   const uint64_t w_extent[3] = {inner, outer, static_cast<uint64_t>(p.taps())}, w_stride[2] = {2 * inner, 2 * inner * outer};
@@ -292,7 +349,7 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, bool flip, 
   if (!tma::encode_tiled(&a.w, sm90_type<T>(), 3, p.w_data, w_extent, w_stride, w_box)) return cudaErrorInvalidValue;
   const uint64_t out_extent[2] = {static_cast<uint64_t>(p.ks), static_cast<uint64_t>(p.imgs * p.pixels())};
   const uint64_t out_stride[1] = {2 * out_extent[0]};
-  const uint32_t out_box[2] = {64, Tile::kRows};
+  const uint32_t out_box[2] = {64, Tile::kPixels};
   if (!tma::encode_tiled(&a.out, sm90_type<T>(), 2, p.out_data, out_extent, out_stride, out_box)) return cudaErrorInvalidValue;
 
   const auto kernel = sm90_conv<T, Tile, Forward, Phases>;

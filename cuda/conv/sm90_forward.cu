@@ -9,11 +9,11 @@ namespace {
 template <class T>
 cudaError_t by_tile(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream) {
   switch (10 * plan.mb + plan.nb) {
-    case 21: return sm90_conv_launch<T, 2, 1, true, 1>(p, plan, flip, stream);
-    case 22: return sm90_conv_launch<T, 2, 2, true, 1>(p, plan, flip, stream);
-    case 23: return sm90_conv_launch<T, 2, 3, true, 1>(p, plan, flip, stream);
-    case 31: return sm90_conv_launch<T, 3, 1, true, 1>(p, plan, flip, stream);
-    case 32: return sm90_conv_launch<T, 3, 2, true, 1>(p, plan, flip, stream);
+    case 21: return sm90_conv_launch<T, 2, 1, false, true, 1>(p, plan, flip, stream);
+    case 22: return sm90_conv_launch<T, 2, 2, false, true, 1>(p, plan, flip, stream);
+    case 23: return sm90_conv_launch<T, 2, 3, false, true, 1>(p, plan, flip, stream);
+    case 32: return sm90_conv_launch<T, 3, 2, false, true, 1>(p, plan, flip, stream);
+    case 14: return sm90_conv_launch<T, 1, 4, true, true, 1>(p, plan, flip, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -9,13 +9,13 @@ namespace {
 template <class T>
 cudaError_t by_tile(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream) {
   switch (100 * plan.strided + 10 * plan.mb + plan.nb) {
-    case 21: return sm90_conv_launch<T, 2, 1, false, 1>(p, plan, flip, stream);
-    case 22: return sm90_conv_launch<T, 2, 2, false, 1>(p, plan, flip, stream);
-    case 23: return sm90_conv_launch<T, 2, 3, false, 1>(p, plan, flip, stream);
-    case 31: return sm90_conv_launch<T, 3, 1, false, 1>(p, plan, flip, stream);
-    case 32: return sm90_conv_launch<T, 3, 2, false, 1>(p, plan, flip, stream);
-    case 121: return sm90_conv_launch<T, 2, 1, false, kSm90Phases>(p, plan, flip, stream);
-    case 122: return sm90_conv_launch<T, 2, 2, false, kSm90Phases>(p, plan, flip, stream);
+    case 21: return sm90_conv_launch<T, 2, 1, false, false, 1>(p, plan, flip, stream);
+    case 22: return sm90_conv_launch<T, 2, 2, false, false, 1>(p, plan, flip, stream);
+    case 23: return sm90_conv_launch<T, 2, 3, false, false, 1>(p, plan, flip, stream);
+    case 32: return sm90_conv_launch<T, 3, 2, false, false, 1>(p, plan, flip, stream);
+    case 14: return sm90_conv_launch<T, 1, 4, true, false, 1>(p, plan, flip, stream);
+    case 122: return sm90_conv_launch<T, 2, 2, false, false, kSm90Phases>(p, plan, flip, stream);
+    case 114: return sm90_conv_launch<T, 1, 4, true, false, kSm90Phases>(p, plan, flip, stream);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -1,4 +1,4 @@
-// The instances of sm90_wgrad.cuh: two types x five tiles.
+// The instances of sm90_wgrad.cuh: two types x six tiles.
 #include "conv/sm90_wgrad.cuh"
 #include "conv/sm90_launch.h"
 
@@ -8,12 +8,13 @@ namespace {
 
 template <class T>
 cudaError_t by_tile(const Problem& p, const Sm90Plan& plan, bool flip, void* workspace, cudaStream_t stream) {
-  switch (10 * plan.mb + plan.nb) {
-    case 21: return sm90_wgrad_launch<T, 2, 1>(p, plan, flip, workspace, stream);
-    case 22: return sm90_wgrad_launch<T, 2, 2>(p, plan, flip, workspace, stream);
-    case 23: return sm90_wgrad_launch<T, 2, 3>(p, plan, flip, workspace, stream);
-    case 31: return sm90_wgrad_launch<T, 3, 1>(p, plan, flip, workspace, stream);
-    case 32: return sm90_wgrad_launch<T, 3, 2>(p, plan, flip, workspace, stream);
+  switch (100 * plan.swap + 10 * plan.mb + plan.nb) {
+    case 24: return sm90_wgrad_launch<T, 2, 4, false>(p, plan, flip, workspace, stream);
+    case 23: return sm90_wgrad_launch<T, 2, 3, false>(p, plan, flip, workspace, stream);
+    case 14: return sm90_wgrad_launch<T, 1, 4, false>(p, plan, flip, workspace, stream);
+    case 13: return sm90_wgrad_launch<T, 1, 3, false>(p, plan, flip, workspace, stream);
+    case 124: return sm90_wgrad_launch<T, 2, 4, true>(p, plan, flip, workspace, stream);
+    case 114: return sm90_wgrad_launch<T, 1, 4, true>(p, plan, flip, workspace, stream);
     default: return cudaErrorInvalidValue;
   }
 }

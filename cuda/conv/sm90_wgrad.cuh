@@ -2,12 +2,14 @@
 //
 //   dw[tap, c, k] = sum over pixels (n, p..) of x[n, lower + p * step + tap * offset.., c] * dy[n, p.., k]
 //
-// Layout   x, dy channels last, dw HWIO. Rows of the product are chunks of 64 channels of a tap, numbered over (tap, chunk); a
-//          tile takes MB of them, each its own im2col load of 64 pixels: short channels fill the tile with several taps.
-//          Both operands are MN-major (the reduction, pixels, is the outer axis of both): nothing is transposed.
+// Layout   x, dy channels last, dw HWIO. One side of the product is chunks of 64 channels of a tap, numbered over (tap, chunk),
+//          each its own im2col load of 64 pixels: short channels fill a tile with several taps. The other is chunks of 64 k.
+//          Either may be the rows (XRows). Both operands are MN-major (the reduction, pixels, is the outer axis of both):
+//          nothing is transposed. MN-major rows cost twice the shared-memory reads of columns, so columns are many (NB = 3, 4).
 // Work     all tiles' reductions, in steps of 64 pixels, are one list, cut into kSm90Workers equal shares: every
-//          multiprocessor has the same work, however few the tiles are. A share that holds a tile's whole reduction writes it;
-//          others leave their sums in the workspace (at most two for each worker), and sm90_wgrad_add adds those of a tile.
+//          multiprocessor has the same work, however few the tiles are. The two consumers share a tile: a chunk of rows each
+//          (MB = 2), or every other step each (MB = 1). A share that holds a tile's whole reduction writes it; others leave
+//          their sums in the workspace (at most two for each worker), and sm90_wgrad_add adds those of a tile.
 // Order    shares depend on the shape alone and are added in order: the same bits in every run, on every GPU.
 // Cost     2 * taps * C * K * pixels flops; workspace kSm90Workspace bytes.
 #pragma once
@@ -16,12 +18,20 @@
 namespace jaxprims {
 namespace conv {
 
+template <int MB_, int NB_, bool XRows_>
+struct Sm90WgradTile : Sm90Tile<MB_, NB_, (MB_ == 1 ? NB_ * 64 * 64 * 4 : 0)> {  // MB 1: where the consumers add their sums
+  static constexpr bool kXRows = XRows_;
+  static constexpr int XB = XRows_ ? MB_ : NB_, KB = XRows_ ? NB_ : MB_;  // chunks of (tap, 64 channels), of 64 k
+  static constexpr int kXAt = XRows_ ? 0 : MB_ * kChunkBytes, kKAt = XRows_ ? MB_ * kChunkBytes : 0;  // in a stage
+  static constexpr int kParts = MB_ * NB_ * 8;  // of 512 sums, four for each thread of a warpgroup
+};
+
 struct Sm90WgradArgs {
   CUtensorMap x, dy;
   FastDiv outs[kMaxSpatial];            // extents of dy
   int32_t lower[kMaxSpatial], step[kMaxSpatial], offset[kMaxSpatial];
-  FastDiv taps1, taps2, chunks, tiles_n;  // filter extents of axes 1, 2; chunks of 64 channels; tiles along k
-  uint32_t rows, tiles, steps, workers;  // rows: chunks of all taps
+  FastDiv taps1, taps2, chunks, tiles_k;  // filter extents of axes 1, 2; chunks of 64 channels; tiles along k
+  uint32_t x_chunks, k_chunks, tiles, steps, workers;  // x_chunks: those of all taps
   int32_t mode, flip, taps, C, K;
   void* out;
   int32_t out_f32;
@@ -51,16 +61,16 @@ __device__ __forceinline__ void sm90_wgrad_load(const Sm90WgradArgs& a, const Sm
   Ring<Tile::kStages> ring;
   while (position < end) {
     const Sm90Stretch s = sm90_stretch(position, end, a.steps);
-    uint32_t m, n;
-    a.tiles_n.divmod(s.tile, m, n);
-    const int k0 = static_cast<int>(n * Tile::kCols);
-    const uint32_t live = a.rows - m * Tile::MB < Tile::MB ? a.rows - m * Tile::MB : Tile::MB;
-    const uint32_t bytes = (live + Tile::NB) * kChunkBytes;
-    int c[Tile::MB], dw[Tile::MB], dh[Tile::MB], dd[Tile::MB];
+    uint32_t tx, tk;
+    a.tiles_k.divmod(s.tile, tx, tk);
+    const uint32_t x0 = tx * Tile::XB, k0 = tk * Tile::KB;  // chunks past the last are not loaded: their sums are not written
+    const uint32_t live_x = a.x_chunks - x0 < Tile::XB ? a.x_chunks - x0 : Tile::XB, live_k = a.k_chunks - k0 < Tile::KB ? a.k_chunks - k0 : Tile::KB;
+    const uint32_t bytes = (live_x + live_k) * kChunkBytes;
+    int c[Tile::XB], dw[Tile::XB], dh[Tile::XB], dd[Tile::XB];
 #pragma unroll
-    for (int i = 0; i < Tile::MB; ++i) {
+    for (int i = 0; i < Tile::XB; ++i) {
       uint32_t tap, chunk, t0, t1, t2;
-      a.chunks.divmod(m * Tile::MB + i, tap, chunk);
+      a.chunks.divmod(x0 + i, tap, chunk);
       a.taps2.divmod(tap, t1, t2);
       a.taps1.divmod(t1, t0, t1);
       c[i] = static_cast<int>(chunk * 64);
@@ -84,42 +94,68 @@ __device__ __forceinline__ void sm90_wgrad_load(const Sm90WgradArgs& a, const Sm
       barrier_wait(memory.empty + 8 * ring.stage, ring.lap ^ 1);
       barrier_expect(full, bytes);
 #pragma unroll
-      for (int i = 0; i < Tile::MB; ++i)
-        if (static_cast<uint32_t>(i) < live) load_pixels(a.mode, to + i * kChunkBytes, &a.x, full, c[i], pixel, dw[i], dh[i], dd[i]);
+      for (int i = 0; i < Tile::XB; ++i)
+        if (static_cast<uint32_t>(i) < live_x)
+          load_pixels(a.mode, to + Tile::kXAt + i * kChunkBytes, &a.x, full, c[i], pixel, dw[i], dh[i], dd[i]);
 #pragma unroll
-      for (int j = 0; j < Tile::NB; ++j)
-        tma_load_2d(to + (Tile::MB + j) * kChunkBytes, &a.dy, full, k0 + 64 * j, static_cast<int>(first));
+      for (int j = 0; j < Tile::KB; ++j)
+        if (static_cast<uint32_t>(j) < live_k)
+          tma_load_2d(to + Tile::kKAt + j * kChunkBytes, &a.dy, full, static_cast<int>((k0 + j) * 64), static_cast<int>(first));
       ring.advance();
     }
     position += s.end - s.begin;
   }
 }
 
-// Four sums of a thread (mma.cuh: rows r and r + 8, columns 8 j + 2 (lane % 4) and the next) to their places in dw.
-template <class T>
-__device__ __forceinline__ void sm90_wgrad_write(const Sm90WgradArgs& a, uint32_t row_chunk, uint32_t k0, float4 v) {
-  const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
-  const uint32_t k = k0 + lane % 4 * 2;
-  if (row_chunk >= a.rows || k >= static_cast<uint32_t>(a.K)) return;
-  uint32_t tap, chunk;
-  a.chunks.divmod(row_chunk, tap, chunk);
+// Where a thread's sums of chunk (m, n) of a tile go: the first of them, and what is left of c and k there.
+struct Sm90WgradPlace {
+  int64_t at;
+  int32_t c, k;
+};
+template <class Tile>
+__device__ __forceinline__ Sm90WgradPlace sm90_wgrad_place(const Sm90WgradArgs& a, uint32_t tile, uint32_t m, uint32_t n) {
+  const uint32_t thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
+  uint32_t tx, tk, tap, chunk;
+  a.tiles_k.divmod(tile, tx, tk);
+  const uint32_t x = tx * Tile::XB + (Tile::kXRows ? m : n), k = (tk * Tile::KB + (Tile::kXRows ? n : m)) * 64 + (Tile::kXRows ? column : row);
+  a.chunks.divmod(x, tap, chunk);
   if (a.flip) tap = static_cast<uint32_t>(a.taps) - 1 - tap;
-  const uint32_t c = chunk * 64 + warp * 16 + lane / 4;
-  const int64_t at = (static_cast<int64_t>(tap) * a.C + c) * a.K + k;
+  const uint32_t c = chunk * 64 + (Tile::kXRows ? row : column);
+  Sm90WgradPlace to;
+  to.at = (static_cast<int64_t>(tap) * a.C + c) * a.K + k;
+  to.c = x < a.x_chunks ? a.C - static_cast<int32_t>(c) : 0, to.k = a.K - static_cast<int32_t>(k);
+  return to;
+}
+// Part j of a chunk: columns 8 j.. of the product. Four sums (mma.cuh): rows r and r + 8, columns c and c + 1.
+template <class T, class Tile>
+__device__ __forceinline__ void sm90_wgrad_write(const Sm90WgradArgs& a, const Sm90WgradPlace& to, int j, float4 v) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (c + 8 * h >= static_cast<uint32_t>(a.C)) return;
-    const int64_t to = at + int64_t{8} * h * a.K;
-    const float x = h ? v.z : v.x, y = h ? v.w : v.y;
-    if (a.out_f32) *reinterpret_cast<float2*>(static_cast<float*>(a.out) + to) = {x, y};
-    else *reinterpret_cast<uint32_t*>(static_cast<T*>(a.out) + to) = pack_pair<T>(x, y);
+    const float p = h ? v.z : v.x, q = h ? v.w : v.y;
+    if constexpr (Tile::kXRows) {  // K is a multiple of 8: a pair is in or out
+      if (8 * h >= to.c || 8 * j >= to.k) return;
+      const int64_t at = to.at + static_cast<int64_t>(8 * h) * a.K + 8 * j;
+      if (a.out_f32) *reinterpret_cast<float2*>(static_cast<float*>(a.out) + at) = {p, q};
+      else *reinterpret_cast<uint32_t*>(static_cast<T*>(a.out) + at) = pack_pair<T>(p, q);
+    } else {  // and so is C
+      if (8 * j >= to.c || 8 * h >= to.k) return;
+      const int64_t at = to.at + static_cast<int64_t>(8 * j) * a.K + 8 * h;
+      if (a.out_f32) {
+        float* out = static_cast<float*>(a.out) + at;
+        out[0] = p, out[a.K] = q;
+      } else {
+        unsigned short* out = static_cast<unsigned short*>(a.out) + at;
+        const uint32_t both = pack_pair<T>(p, q);
+        out[0] = static_cast<unsigned short>(both), out[a.K] = static_cast<unsigned short>(both >> 16);
+      }
+    }
   }
 }
 
 // A stretch's place in the workspace: a worker has at most one tile begun by another, and one that another ends.
 template <class Tile>
 __device__ __forceinline__ float4* sm90_wgrad_slot(const Sm90WgradArgs& a, uint32_t worker, bool first) {
-  return reinterpret_cast<float4*>(a.partial) + (static_cast<int64_t>(2 * worker + (first ? 0 : 1)) * Tile::kRows * Tile::kCols) / 4;
+  return reinterpret_cast<float4*>(a.partial) + static_cast<int64_t>(2 * worker + (first ? 0 : 1)) * Tile::kParts * 128;
 }
 
 template <class T, class Tile>
@@ -127,7 +163,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_wgrad(const __grid_const
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ unsigned char shared[];
   const Sm90Memory<Tile> memory(shared);
-  if (threadIdx.x == 0) memory.init();
+  if (threadIdx.x == 0) memory.init(Tile::MB);
   __syncthreads();
   const uint64_t total = static_cast<uint64_t>(a.tiles) * a.steps;
   const uint64_t begin = sm90_share(total, a.workers, blockIdx.x), end = sm90_share(total, a.workers, blockIdx.x + 1);
@@ -139,69 +175,86 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_wgrad(const __grid_const
     registers_up<232>();
     const uint32_t g = group - 1;
     Ring<Tile::kStages> ring;
-    uint32_t turn = 0, i = 0;
-    for (uint64_t position = begin; position < end; ++i) {
+    for (uint64_t position = begin; position < end;) {
       const Sm90Stretch s = sm90_stretch(position, end, a.steps);
       const bool first = position == begin;
       const uint32_t steps = s.end - s.begin;
       position += steps;
-      if (i % 2 != g) {
-        ring.skip(steps);
-        continue;
-      }
-      float sums[Tile::MB][32 * Tile::NB];
-      wait_turn(memory.multiply_turn, g, turn);
-      Multiplier<T, Tile, 1, 1> multiplier{sums, memory, ring};
-      multiplier.run(steps);
-      pass_turn(memory.multiply_turn, g);
-      multiplier.finish();
-      ++turn;
-      if (steps == a.steps) {
-        uint32_t m, n;
-        a.tiles_n.divmod(s.tile, m, n);
-#pragma unroll
-        for (int r = 0; r < Tile::MB; ++r)
-#pragma unroll
-          for (int j = 0; j < 8 * Tile::NB; ++j)
-            sm90_wgrad_write<T>(a, m * Tile::MB + r, n * Tile::kCols + 8 * j,
-                                {sums[r][4 * j], sums[r][4 * j + 1], sums[r][4 * j + 2], sums[r][4 * j + 3]});
+      float sums[1][32 * Tile::NB];
+      if constexpr (Tile::MB == 2) {
+        Multiplier<T, Tile, 1, 1, 1> multiplier{sums, memory, ring, g * kChunkBytes};
+        multiplier.run(steps);
+        multiplier.finish();
       } else {
-        float4* slot = sm90_wgrad_slot<Tile>(a, blockIdx.x, first) + threadIdx.x % 128;
+        Ring<Tile::kStages> next = ring;
+        next.skip(steps);
+        ring.skip(g);
 #pragma unroll
-        for (int r = 0; r < Tile::MB; ++r)
+        for (int i = 0; i < 32 * Tile::NB; ++i) sums[0][i] = 0.f;
+        Multiplier<T, Tile, 1, 1, 1, 2> multiplier{sums, memory, ring};
+        multiplier.add((steps + 1 - g) / 2);
+        ring = next;
+        const uint32_t mine = memory.result + threadIdx.x % 128 * 16;
+        if (g == 1) {
 #pragma unroll
           for (int j = 0; j < 8 * Tile::NB; ++j)
-            slot[(r * 8 * Tile::NB + j) * 128] = {sums[r][4 * j], sums[r][4 * j + 1], sums[r][4 * j + 2], sums[r][4 * j + 3]};
+            store_shared(mine + j * 2048, make_float4(sums[0][4 * j], sums[0][4 * j + 1], sums[0][4 * j + 2], sums[0][4 * j + 3]));
+        }
+        named_sync(1, 256);
+        if (g == 0) {
+#pragma unroll
+          for (int j = 0; j < 8 * Tile::NB; ++j) {
+            const float4 v = load_shared_quad(mine + j * 2048);
+            sums[0][4 * j] += v.x, sums[0][4 * j + 1] += v.y, sums[0][4 * j + 2] += v.z, sums[0][4 * j + 3] += v.w;
+          }
+        }
+        named_sync(1, 256);
+        if (g == 1) continue;
+      }
+      if (steps == a.steps) {
+#pragma unroll
+        for (int n = 0; n < Tile::NB; ++n) {
+          const Sm90WgradPlace to = sm90_wgrad_place<Tile>(a, s.tile, g, n);
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            __syncwarp();  // keeps the compiler from overlapping the steps: there are no registers for it
+            const float* v = sums[0] + 32 * n + 4 * j;
+            sm90_wgrad_write<T, Tile>(a, to, j, make_float4(v[0], v[1], v[2], v[3]));
+          }
+        }
+      } else {
+        float4* slot = sm90_wgrad_slot<Tile>(a, blockIdx.x, first) + g * 8 * Tile::NB * 128 + threadIdx.x % 128;
+#pragma unroll
+        for (int j = 0; j < 8 * Tile::NB; ++j)
+          slot[j * 128] = make_float4(sums[0][4 * j], sums[0][4 * j + 1], sums[0][4 * j + 2], sums[0][4 * j + 3]);
       }
     }
   }
 #endif
 }
 
-// Adds the parts of the tiles that were shared. grid.x = tiles * MB * 8 NB, 128 threads.
+// Adds the parts of the tiles that were shared. grid.x = tiles * parts, 128 threads.
 template <class T, class Tile>
 __global__ void sm90_wgrad_add(const __grid_constant__ Sm90WgradArgs a) {
-  constexpr uint32_t kParts = Tile::MB * 8 * Tile::NB;
-  const uint32_t tile = blockIdx.x / kParts, part = blockIdx.x % kParts;
+  const uint32_t tile = blockIdx.x / Tile::kParts, part = blockIdx.x % Tile::kParts;
   const uint64_t total = static_cast<uint64_t>(a.tiles) * a.steps, begin = static_cast<uint64_t>(tile) * a.steps;
   const uint32_t from = sm90_owner(total, a.workers, begin), to = sm90_owner(total, a.workers, begin + a.steps - 1);
   if (from == to) return;  // one worker had all of it, and wrote it
   float4 sum = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll 4
   for (uint32_t worker = from; worker <= to; ++worker) {
     // A worker that begins in this tile, or at its begin, left its first stretch; one that began before, its last.
     const bool first = sm90_share(total, a.workers, worker) >= begin;
     const float4 v = sm90_wgrad_slot<Tile>(a, worker, first)[part * 128 + threadIdx.x];
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   }
-  uint32_t m, n;
-  a.tiles_n.divmod(tile, m, n);
-  sm90_wgrad_write<T>(a, m * Tile::MB + part / (8 * Tile::NB), n * Tile::kCols + 8 * (part % (8 * Tile::NB)), sum);
+  sm90_wgrad_write<T, Tile>(a, sm90_wgrad_place<Tile>(a, tile, part / 8 / Tile::NB, part / 8 % Tile::NB), part % 8, sum);
 }
 
 // ---- launch -----------------------------------------------------------------------------------------------------------------
-template <class T, int MB, int NB>
+template <class T, int MB, int NB, bool XRows>
 cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip, void* workspace, cudaStream_t stream) {
-  using Tile = Sm90Tile<MB, NB, false>;
+  using Tile = Sm90WgradTile<MB, NB, XRows>;
   Sm90WgradArgs a;
   const Sm90Walk w = sm90_wgrad_walk(p);
   const int64_t pixels = p.chs * w.rows(1);
@@ -210,13 +263,14 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip,
     a.outs[i] = FastDiv(static_cast<uint32_t>(w.outs[i]));
     a.lower[i] = w.lower[i], a.step[i] = w.step[i], a.offset[i] = w.offset[i];
   }
-  const uint32_t chunks = static_cast<uint32_t>(sm90_ceil(p.imgs, 64)), tiles_n = static_cast<uint32_t>(sm90_ceil(p.ks, Tile::kCols));
+  const uint32_t chunks = static_cast<uint32_t>(sm90_ceil(p.imgs, 64));
   a.taps1 = FastDiv(static_cast<uint32_t>(w.count[1])), a.taps2 = FastDiv(static_cast<uint32_t>(w.count[2]));
-  a.chunks = FastDiv(chunks), a.tiles_n = FastDiv(tiles_n);
   a.taps = w.taps();
-  const int64_t rows = int64_t{a.taps} * chunks, tiles = sm90_ceil(rows, MB) * tiles_n;
-  if (rows >= kExtentLimit || tiles * Tile::MB * 8 * Tile::NB >= kExtentLimit) return cudaErrorInvalidValue;
-  a.rows = static_cast<uint32_t>(rows), a.tiles = static_cast<uint32_t>(tiles);
+  const int64_t x_chunks = int64_t{a.taps} * chunks, k_chunks = sm90_ceil(p.ks, 64), tiles_k = sm90_ceil(k_chunks, Tile::KB);
+  const int64_t tiles = sm90_ceil(x_chunks, Tile::XB) * tiles_k;
+  if (x_chunks >= kExtentLimit || tiles * Tile::kParts >= kExtentLimit) return cudaErrorInvalidValue;
+  a.chunks = FastDiv(chunks), a.tiles_k = FastDiv(static_cast<uint32_t>(tiles_k));
+  a.x_chunks = static_cast<uint32_t>(x_chunks), a.k_chunks = static_cast<uint32_t>(k_chunks), a.tiles = static_cast<uint32_t>(tiles);
   a.steps = static_cast<uint32_t>(sm90_ceil(pixels, 64));
   // A share of fewer than four steps would cost more than it saves.
   const int64_t shares = sm90_ceil(tiles * a.steps, 4);
@@ -233,7 +287,7 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip,
   static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes);
   if (allowed != cudaSuccess) return allowed;
   kernel<<<a.workers, kSm90Threads, Tile::kBytes, stream>>>(a);
-  if (a.workers > 1) sm90_wgrad_add<T, Tile><<<a.tiles * (Tile::MB * 8 * Tile::NB), 128, 0, stream>>>(a);
+  if (a.workers > 1) sm90_wgrad_add<T, Tile><<<a.tiles * Tile::kParts, 128, 0, stream>>>(a);
   return cudaGetLastError();
 }
 
