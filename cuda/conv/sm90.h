@@ -144,7 +144,7 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
   float lo, hi;
   if (!sm90_clip(p.activation, &lo, &hi)) return no("an activation that is not a clip");
   if (p.residual != nullptr && p.residual_type != p.out_type) return no("a residual of another type");
-  int64_t rows, cols;  // of the product, in chunks of 64
+  int64_t rows, cols, steps = 1;  // of the product, in chunks of 64; of a tile's reduction
   int64_t in_channels, in_images;
   if (p.op == Op::kWeightGrad) {
     in_channels = p.imgs, in_images = p.chs;
@@ -191,6 +191,7 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
         }
     if (p.imgs * p.pixels() > kExtentLimit) return no("too many pixels");
     cols = sm90_ceil(p.ks, 64);
+    steps = sm90_ceil(p.taps() * sm90_ceil(p.chs, 64), phases);
     plan.strided = phases > 1;
     if (plan.strided && (p.bias != nullptr || p.residual != nullptr || p.activation != 0)) return no("an epilogue on phases");
   }
@@ -198,28 +199,30 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
   if (!flat && bytes < 131072) return no("im2col maps of arrays under 128 KiB");  // drivers up to 13.1 read them wrongly
   plan.flat = flat;
 
-  // The tile with the least cycles for the busiest multiprocessor. For 64 steps of the reduction a chunk of sums takes the tensor
-  // cores 128 cycles, and the chunks loaded from L2 take kLoad each.
-  constexpr int64_t kMultiply = 128, kLoad = 145;
+  // The tile with the least cycles for the busiest multiprocessor. Measured on an H200: cycles of 64 steps of the reduction
+  // (the power limit is in them: at full clocks a chunk of sums takes the tensor cores 128), and of the store that no
+  // multiplication hides where the reduction is short (a result kept twice overlaps with the other consumer's).
   struct Tile {
     int mb, nb;
     bool swap;
+    int64_t cycles, store;
   };
-  constexpr Tile kConvTiles[] = {{2, 2, false}, {3, 2, false}, {2, 3, false}, {2, 1, false}, {1, 4, true}};
-  constexpr Tile kPhaseTiles[] = {{2, 2, false}, {1, 4, true}};
-  constexpr Tile kWgradTiles[] = {{2, 4, false}, {2, 3, false}, {1, 4, false}, {1, 3, false}, {2, 4, true}, {1, 4, true}};
+  constexpr Tile kConvTiles[] = {{2, 2, false, 650, 2600}, {3, 2, false, 965, 6000}, {2, 3, false, 985, 7000}, {2, 1, false, 455, 1500}, {1, 4, true, 710, 2700}};
+  constexpr Tile kPhaseTiles[] = {{2, 2, false, 650, 3000}, {1, 4, true, 710, 3500}};
+  // The weight gradient is shared evenly: per chunk of sums 128, per chunk loaded from L2 145.
+  constexpr Tile kWgradTiles[] = {{2, 4, false, 0, 0}, {2, 3, false, 0, 0}, {1, 4, false, 0, 0}, {1, 3, false, 0, 0}, {2, 4, true, 0, 0}, {1, 4, true, 0, 0}};
   int64_t best = std::numeric_limits<int64_t>::max();
   const auto consider = [&](const Tile& t) {
     int64_t cost;
-    if (p.op == Op::kWeightGrad) {  // shared evenly
+    if (p.op == Op::kWeightGrad) {
       const int64_t m = t.swap ? rows : cols, n = t.swap ? cols : rows, tiles_m = sm90_ceil(m, t.mb), tiles_n = sm90_ceil(n, t.nb);
-      const int64_t multiply = tiles_m * tiles_n * t.mb * t.nb * kMultiply, load = (tiles_n * m + tiles_m * n) * kLoad;
-      cost = multiply > load ? multiply : load;
+      const int64_t multiply = tiles_m * tiles_n * t.mb * t.nb * 128, load = (tiles_n * m + tiles_m * n) * 145;
+      cost = (multiply > load ? multiply : load) * 8 + multiply;
     } else {
       if (p.residual != nullptr && (t.swap || t.mb * t.nb > 4)) return;
       const int64_t tiles = sm90_ceil(rows, t.swap ? t.nb : t.mb) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
-      const int64_t multiply = t.mb * t.nb * kMultiply, load = (t.mb + t.nb) * kLoad;
-      cost = sm90_ceil(tiles, kSm90Workers) * (multiply > load ? multiply : load);
+      const int64_t multiply = steps * t.cycles;
+      cost = sm90_ceil(tiles, kSm90Workers) * (multiply > t.store ? multiply : t.store);
     }
     if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap;
   };

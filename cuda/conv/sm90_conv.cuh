@@ -171,19 +171,20 @@ __device__ __forceinline__ void sm90_conv_stage(const Sm90ConvArgs<Phases>& a, c
 #pragma unroll
       for (int m = 0; m < Tile::MB; ++m) {
         const float* s = sums[m] + 4 * j;
-        const uint32_t r = 64 * m + row, p = j + half;  // 16-byte piece p % 8 of chunk p / 8
+        const uint32_t to = 64 * m + row, p = j + half;  // 16-byte piece p % 8 of chunk p / 8
         float2 add[4];
         if (Residual) __syncwarp();
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           add[q] = q < 2 ? b0 : b1;
           if constexpr (Residual) {
-            const float2 more = sm90_residual<T>(a, a.phase[at.phase].rows, at.m + 64 * m + warp * 16 + lane / 4 + 8 * (q % 2),
-                                                 at.n + 8 * (j + q / 2) + lane % 4 * 2);
+            uint32_t r = at.m + 64 * m + warp * 16 + lane / 4 + 8 * (q % 2), k = at.n + 8 * (j + q / 2) + lane % 4 * 2;
+            asm volatile("" : "+r"(r), "+r"(k));  // keeps the compiler from finding all addresses first
+            const float2 more = sm90_residual<T>(a, a.phase[at.phase].rows, r, k);
             add[q].x += more.x, add[q].y += more.y;
           }
         }
-        store_matrices(result + j / 8 * (Tile::MB * kChunkBytes) + r * 128 + ((p % 8 ^ r % 8) * 16),
+        store_matrices(result + j / 8 * (Tile::MB * kChunkBytes) + to * 128 + ((p % 8 ^ to % 8) * 16),
                        sm90_clip_pair<T>(s[0] + add[0].x, s[1] + add[0].y, lo, hi), sm90_clip_pair<T>(s[2] + add[1].x, s[3] + add[1].y, lo, hi),
                        sm90_clip_pair<T>(s[4] + add[2].x, s[5] + add[2].y, lo, hi), sm90_clip_pair<T>(s[6] + add[3].x, s[7] + add[3].y, lo, hi));
       }
@@ -191,12 +192,13 @@ __device__ __forceinline__ void sm90_conv_stage(const Sm90ConvArgs<Phases>& a, c
   }
 }
 
-// Writes a strided phase's rows, each to its place.
-template <class T, class Tile, int Phases>
-__device__ __forceinline__ void sm90_conv_scatter(const Sm90ConvArgs<Phases>& a, const Sm90Place& at, uint32_t store) {
+// Writes a strided phase's rows, each to its place; Zero: zeros, and nothing is read.
+template <class T, class Tile, bool Zero, int Phases>
+__device__ __forceinline__ void sm90_conv_scatter(const Sm90ConvArgs<Phases>& a, const Sm90Place& at, uint32_t result) {
   const Sm90PhaseArgs& ph = a.phase[at.phase];
-  for (uint32_t i = threadIdx.x % 128; i < Tile::kPixels * 8; i += 128) {
-    const uint32_t r = i / 8, piece = i % 8;
+  const uint32_t piece = threadIdx.x % 8;
+#pragma unroll 4
+  for (uint32_t r = threadIdx.x % 128 / 8; r < Tile::kPixels; r += 16) {
     if (at.m + r >= ph.rows) break;
     uint32_t o[kMaxSpatial], rest = at.m + r;
     int64_t to = 0;
@@ -210,11 +212,9 @@ __device__ __forceinline__ void sm90_conv_scatter(const Sm90ConvArgs<Phases>& a,
     for (int j = 0; j < Tile::CB; ++j) {
       const uint32_t k = at.n + 64 * j + 8 * piece;
       if (k >= static_cast<uint32_t>(a.cols)) break;
-      uint4 v;
-      asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                   : "r"(store + j * (Tile::PB * kChunkBytes) + r * 128 + ((piece ^ r % 8) * 16)));
-      *reinterpret_cast<uint4*>(static_cast<T*>(a.out_data) + to + k) = v;
+      float4 v = {0.f, 0.f, 0.f, 0.f};
+      if (!Zero) v = load_shared_quad(result + j * (Tile::PB * kChunkBytes) + r * 128 + ((piece ^ r % 8) * 16));
+      *reinterpret_cast<float4*>(static_cast<T*>(a.out_data) + to + k) = v;
     }
   }
 }
@@ -243,15 +243,20 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
         ring.skip(steps);
         continue;
       }
+      if (Phases > 1 && steps == 0) {  // a phase that no tap reaches
+        sm90_conv_scatter<T, Tile, true>(a, at, 0);
+        wait_turn(memory.multiply_turn, g, turn);
+        pass_turn(memory.multiply_turn, g);
+        if (Tile::kResults == 1) {
+          wait_turn(memory.store_turn, g, turn);
+          pass_turn(memory.store_turn, g);
+        }
+        ++turn;
+        continue;
+      }
       float sums[Tile::MB][32 * Tile::NB];
       wait_turn(memory.multiply_turn, g, turn);
-      if (Phases > 1 && steps == 0) {  // a phase that no tap reaches
-#pragma unroll
-        for (int m = 0; m < Tile::MB; ++m)
-#pragma unroll
-          for (int s = 0; s < 32 * Tile::NB; ++s) sums[m][s] = 0.f;
-        pass_turn(memory.multiply_turn, g);
-      } else {
+      {
         Multiplier<T, Tile, Tile::MB, Tile::kSwap && Forward, !Tile::kSwap && Forward> multiplier{sums, memory, ring};
         multiplier.run(steps);
         pass_turn(memory.multiply_turn, g);
@@ -273,7 +278,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
       else sm90_conv_stage<T, Tile, false>(a, at, sums, result, bias);
       if constexpr (Phases > 1) {
         named_sync(1 + g, 128);
-        sm90_conv_scatter<T, Tile, Phases>(a, at, result);
+        sm90_conv_scatter<T, Tile, false>(a, at, result);
         if (Tile::kResults > 1) named_sync(1 + g, 128);
       } else {
         proxy_fence();

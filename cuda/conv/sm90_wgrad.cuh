@@ -7,7 +7,7 @@
 //          Either may be the rows (XRows). Both operands are MN-major (the reduction, pixels, is the outer axis of both):
 //          nothing is transposed. MN-major rows cost twice the shared-memory reads of columns, so columns are many (NB = 3, 4).
 // Work     all tiles' reductions, in steps of 64 pixels, are one list, cut into kSm90Workers equal shares: every
-//          multiprocessor has the same work, however few the tiles are. The two consumers share a tile: a chunk of rows each
+//          multiprocessor has the same work, however few the tiles are; or each tile's is cut into as many shares. The two consumers share a tile: a chunk of rows each
 //          (MB = 2), or every other step each (MB = 1). A share that holds a tile's whole reduction writes it; others leave
 //          their sums in the workspace (at most two for each worker), and sm90_wgrad_add adds those of a tile.
 // Order    shares depend on the shape alone and are added in order: the same bits in every run, on every GPU.
@@ -32,15 +32,21 @@ struct Sm90WgradArgs {
   int32_t lower[kMaxSpatial], step[kMaxSpatial], offset[kMaxSpatial];
   FastDiv taps1, taps2, chunks, tiles_k;  // filter extents of axes 1, 2; chunks of 64 channels; tiles along k
   uint32_t x_chunks, k_chunks, tiles, steps, workers;  // x_chunks: those of all taps
+  uint32_t splits;  // workers for each tile, where the tiles' reductions are cut alike; 0: where all is one list
   int32_t mode, flip, taps, C, K;
   void* out;
   int32_t out_f32;
   float* partial;
 };
 
-__host__ __device__ inline uint64_t sm90_share(uint64_t total, uint32_t workers, uint32_t worker) { return total * worker / workers; }
-__device__ __forceinline__ uint32_t sm90_owner(uint64_t total, uint32_t workers, uint64_t position) {
-  return static_cast<uint32_t>(((position + 1) * workers - 1) / total);
+// Where a worker's share begins in the list of all tiles' steps.
+__device__ __forceinline__ uint64_t sm90_share(const Sm90WgradArgs& a, uint32_t worker) {
+  if (a.splits == 0) return static_cast<uint64_t>(a.tiles) * a.steps * worker / a.workers;
+  const uint32_t tile = worker / a.splits, part = worker - tile * a.splits;
+  return static_cast<uint64_t>(tile) * a.steps + static_cast<uint64_t>(a.steps) * part / a.splits;
+}
+__device__ __forceinline__ uint32_t sm90_owner(const Sm90WgradArgs& a, uint64_t position) {
+  return static_cast<uint32_t>(((position + 1) * a.workers - 1) / (static_cast<uint64_t>(a.tiles) * a.steps));
 }
 
 // A stretch of one tile's reduction.
@@ -165,8 +171,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_wgrad(const __grid_const
   const Sm90Memory<Tile> memory(shared);
   if (threadIdx.x == 0) memory.init(Tile::MB);
   __syncthreads();
-  const uint64_t total = static_cast<uint64_t>(a.tiles) * a.steps;
-  const uint64_t begin = sm90_share(total, a.workers, blockIdx.x), end = sm90_share(total, a.workers, blockIdx.x + 1);
+  const uint64_t begin = sm90_share(a, blockIdx.x), end = sm90_share(a, blockIdx.x + 1);
   const uint32_t group = threadIdx.x / 128;
   if (group == 0) {
     registers_down<40>();
@@ -224,31 +229,49 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_wgrad(const __grid_const
         }
       } else {
         float4* slot = sm90_wgrad_slot<Tile>(a, blockIdx.x, first) + g * 8 * Tile::NB * 128 + threadIdx.x % 128;
+        uint32_t tx, tk;
+        a.tiles_k.divmod(s.tile, tx, tk);
+        const uint32_t live = Tile::kXRows ? a.k_chunks - tk * Tile::KB : a.x_chunks - tx * Tile::XB;
 #pragma unroll
         for (int j = 0; j < 8 * Tile::NB; ++j)
-          slot[j * 128] = make_float4(sums[0][4 * j], sums[0][4 * j + 1], sums[0][4 * j + 2], sums[0][4 * j + 3]);
+          if (static_cast<uint32_t>(j / 8) < live)
+            slot[j * 128] = make_float4(sums[0][4 * j], sums[0][4 * j + 1], sums[0][4 * j + 2], sums[0][4 * j + 3]);
       }
     }
   }
 #endif
 }
 
-// Adds the parts of the tiles that were shared. grid.x = tiles * parts, 128 threads.
+// Adds the parts of the tiles that were shared. grid.x = tiles * parts, block (128, kAdders): each row of threads adds every
+// kAdders-th worker's, the first adds the rows.
+constexpr uint32_t kAdders = 4;
 template <class T, class Tile>
 __global__ void sm90_wgrad_add(const __grid_constant__ Sm90WgradArgs a) {
-  const uint32_t tile = blockIdx.x / Tile::kParts, part = blockIdx.x % Tile::kParts;
-  const uint64_t total = static_cast<uint64_t>(a.tiles) * a.steps, begin = static_cast<uint64_t>(tile) * a.steps;
-  const uint32_t from = sm90_owner(total, a.workers, begin), to = sm90_owner(total, a.workers, begin + a.steps - 1);
+  __shared__ float4 rows[kAdders - 1][128];
+  const uint32_t tile = blockIdx.x / Tile::kParts, part = blockIdx.x % Tile::kParts, m = part / 8 / Tile::NB, n = part / 8 % Tile::NB;
+  uint32_t tx, tk;
+  a.tiles_k.divmod(tile, tx, tk);
+  if (tx * Tile::XB + (Tile::kXRows ? m : n) >= a.x_chunks || tk * Tile::KB + (Tile::kXRows ? n : m) >= a.k_chunks) return;
+  const uint64_t begin = static_cast<uint64_t>(tile) * a.steps;
+  const uint32_t from = a.splits > 0 ? tile * a.splits : sm90_owner(a, begin), to = a.splits > 0 ? from + a.splits - 1 : sm90_owner(a, begin + a.steps - 1);
   if (from == to) return;  // one worker had all of it, and wrote it
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4
-  for (uint32_t worker = from; worker <= to; ++worker) {
-    // A worker that begins in this tile, or at its begin, left its first stretch; one that began before, its last.
-    const bool first = sm90_share(total, a.workers, worker) >= begin;
+  for (uint32_t worker = from + threadIdx.y; worker <= to; worker += kAdders) {
+    // Only the first can have begun before this tile: then this was its last stretch, else its first.
+    const bool first = worker > from || sm90_share(a, worker) >= begin;
     const float4 v = sm90_wgrad_slot<Tile>(a, worker, first)[part * 128 + threadIdx.x];
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   }
-  sm90_wgrad_write<T, Tile>(a, sm90_wgrad_place<Tile>(a, tile, part / 8 / Tile::NB, part / 8 % Tile::NB), part % 8, sum);
+  if (threadIdx.y > 0) rows[threadIdx.y - 1][threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.y > 0) return;
+#pragma unroll
+  for (uint32_t y = 0; y + 1 < kAdders; ++y) {
+    const float4 v = rows[y][threadIdx.x];
+    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+  }
+  sm90_wgrad_write<T, Tile>(a, sm90_wgrad_place<Tile>(a, tile, m, n), part % 8, sum);
 }
 
 // ---- launch -----------------------------------------------------------------------------------------------------------------
@@ -272,9 +295,16 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip,
   a.chunks = FastDiv(chunks), a.tiles_k = FastDiv(static_cast<uint32_t>(tiles_k));
   a.x_chunks = static_cast<uint32_t>(x_chunks), a.k_chunks = static_cast<uint32_t>(k_chunks), a.tiles = static_cast<uint32_t>(tiles);
   a.steps = static_cast<uint32_t>(sm90_ceil(pixels, 64));
-  // A share of fewer than four steps would cost more than it saves.
-  const int64_t shares = sm90_ceil(tiles * a.steps, 4);
-  a.workers = static_cast<uint32_t>(shares < kSm90Workers ? shares : kSm90Workers);
+  // Cut alike, tiles walk over the same pixels at the same time, and a worker leaves one part, not two; where that leaves
+  // over a sixteenth of the workers idle, or they are fewer than the tiles, all is one list. A share has at least four steps.
+  const int64_t alike = kSm90Workers / tiles, longest = sm90_ceil(a.steps, 4);
+  const int64_t splits = alike < longest ? alike : longest;
+  if (splits > 0 && (splits < alike || splits * tiles * 16 >= kSm90Workers * 15)) {
+    a.splits = static_cast<uint32_t>(splits), a.workers = static_cast<uint32_t>(splits * tiles);
+  } else {
+    const int64_t shares = sm90_ceil(tiles * a.steps, 4);
+    a.splits = 0, a.workers = static_cast<uint32_t>(shares < kSm90Workers ? shares : kSm90Workers);
+  }
   a.flip = flip, a.C = static_cast<int32_t>(p.imgs), a.K = static_cast<int32_t>(p.ks);
   a.out = p.out_data, a.out_f32 = p.out_type == Type::kF32, a.partial = static_cast<float*>(workspace);
 
@@ -287,7 +317,7 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip,
   static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes);
   if (allowed != cudaSuccess) return allowed;
   kernel<<<a.workers, kSm90Threads, Tile::kBytes, stream>>>(a);
-  if (a.workers > 1) sm90_wgrad_add<T, Tile><<<a.tiles * Tile::kParts, 128, 0, stream>>>(a);
+  if (a.splits != 1) sm90_wgrad_add<T, Tile><<<a.tiles * Tile::kParts, dim3(128, kAdders), 0, stream>>>(a);
   return cudaGetLastError();
 }
 
