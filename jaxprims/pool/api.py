@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxprims.core import checks
 from jaxprims.pool import primitive as prim
-from jaxprims.pool.window import PoolParams, adaptive_params, flat_from_place, place_from_flat
+from jaxprims.pool.window import PoolParams, adaptive_params
 
 Ints = int | Sequence[int]
 Padding = str | int | Sequence[int | tuple[int, int]]
@@ -277,8 +277,8 @@ def max_pool_with_argmax(
 def _with_index(p: PoolParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     if math.prod(p.in_size) > checks.INT32_MAX:
         raise ValueError(f"inputs has {math.prod(p.in_size)} elements in an image; int32 indices need less than 2^31.")
-    y, place = prim.max_pool(p, x)
-    return y, flat_from_place(p, place)[0]
+    y, index = prim.max_pool(replace(p, flat=True), x)
+    return y, index
 
 
 def max_unpool(
@@ -342,7 +342,13 @@ def max_unpool(
         )
     if math.prod(sizes) > checks.INT32_MAX:
         raise ValueError(f"output_size={sizes} has {math.prod(sizes)} elements; int32 indices need less than 2^31.")
-    return back(prim.max_pool_scatter(p, y, place_from_flat(p, index))[0])
+    return back(prim.max_pool_scatter(replace(p, flat=True), y, _int32(index))[0])
+
+
+def _int32(index: jax.Array) -> jax.Array:
+    if jnp.iinfo(index.dtype).max > checks.INT32_MAX:  # what int32 does not hold is outside every image
+        index = jnp.where((index >= 0) & (index <= checks.INT32_MAX), index, -1)
+    return index.astype(jnp.int32)
 
 
 # --- averages and norms ---------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@
     y  = avg_pool(x)                    sum or average, linear
     dx = avg_pool_dx(dy)                its transpose
 
-Every derivative of these is one of these, so that any order in both modes stays in the table. Arrays are (N,
-*spatial, C) or (N, C, *spatial); ``place`` is uint8 up to 256 places, uint16 up to 65536, int32 beyond. A place
-outside the window or the image (max_unpool makes such) picks 0 and receives nothing.
+Every derivative of these is one of these, so that any order in both modes stays in the table. Arrays are
+(N, *spatial, C) or (N, C, *spatial). ``place`` is uint8 up to 256 places, uint16 up to 65536, int32 beyond; with
+``flat`` it is the int32 index of the element among the spatial axes instead, as users see it. An index that is not in
+its output's window (users can write such) picks 0 and receives nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from jaxprims.core.checks import INT32_MAX, is_static
 from jaxprims.core.primitive import Op, define_primitive, fold_leading, move_to_front, unfold_leading
 from jaxprims.core.sharding import Rule
 from jaxprims.pool import reference
-from jaxprims.pool.window import PoolParams, place_dtype
+from jaxprims.pool.window import PoolParams, index_dtype
 
 MAX_BATCH_AXES = 4  # of a gather or scatter one operand of which is not batched; kMaxBatchAxes in cuda/pool/params.h
 DIVISORS = ("none", "window", "valid")
@@ -65,6 +66,7 @@ def _config(p: PoolParams, *_avals: Any) -> dict[str, Any]:
         "adaptive": int(p.adaptive),
         "channels_last": int(p.channels_last),
         "minimum": int(p.minimum),
+        "flat": int(p.flat),
         "divisor": DIVISORS.index(p.divisor),
         "batch_axes": len(p.data_axes),
         "data_mask": _mask(p.data_axes),
@@ -179,7 +181,7 @@ def _pair_transpose(op: Any) -> Any:
 max_pool: Op = define_primitive(
     "max_pool",
     params=PoolParams,
-    shape=lambda p, x: ((s := _resized(p, x, p.out_size), x.dtype), (s, place_dtype(p.places))),
+    shape=lambda p, x: ((s := _resized(p, x, p.out_size), x.dtype), (s, index_dtype(p))),
     reference=reference.max_pool,
     supports=_supports,
     config=_config,
