@@ -148,7 +148,7 @@ def partitioned(op: Op, params: Any, backend: str, rule: Rule) -> Callable[..., 
     call.def_partition(
         partition=partition,
         sharding_rule=_shardy_text(rule),
-        need_replication_factors=tuple(_shardy_name(f) for f in rule.whole if f in _names(rule)),
+        need_replication_factors=tuple(_shardy_name(f) for f in _names(rule) if f in rule.whole),  # in order of first use
         reduction_factors=tuple(_shardy_name(f) for f in rule.reductions),
     )
     return call
