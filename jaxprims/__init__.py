@@ -7,16 +7,38 @@ from jaxprims.core.export import export_checks
 from jaxprims.core.ffi import Status, status
 from jaxprims.core.settings import use
 from jaxprims.explain import explain
+from jaxprims.pool.api import (
+    adaptive_avg_pool,
+    adaptive_max_pool,
+    avg_pool,
+    global_avg_pool,
+    global_max_pool,
+    lp_pool,
+    max_pool,
+    max_pool_with_argmax,
+    max_unpool,
+    min_pool,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Status",
+    "adaptive_avg_pool",
+    "adaptive_max_pool",
+    "avg_pool",
     "conv",
     "conv_general_dilated",
     "conv_transpose",
     "explain",
     "export_checks",
+    "global_avg_pool",
+    "global_max_pool",
+    "lp_pool",
+    "max_pool",
+    "max_pool_with_argmax",
+    "max_unpool",
+    "min_pool",
     "status",
     "use",
 ]
