@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxprims.act.api import activation, bias_act, log_softmax, softmax, transpose_layout
 from jaxprims.conv.api import conv, conv_general_dilated, conv_transpose
 from jaxprims.core.export import export_checks
 from jaxprims.core.ffi import Status, status
@@ -24,9 +25,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Status",
+    "activation",
     "adaptive_avg_pool",
     "adaptive_max_pool",
     "avg_pool",
+    "bias_act",
     "conv",
     "conv_general_dilated",
     "conv_transpose",
@@ -34,11 +37,14 @@ __all__ = [
     "export_checks",
     "global_avg_pool",
     "global_max_pool",
+    "log_softmax",
     "lp_pool",
     "max_pool",
     "max_pool_with_argmax",
     "max_unpool",
     "min_pool",
+    "softmax",
     "status",
+    "transpose_layout",
     "use",
 ]
