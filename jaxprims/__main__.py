@@ -40,7 +40,9 @@ def _explain(target: str | None, gpu: str) -> int:
     else:
         module, _, name = target.partition(":")
         if not name:
-            print(f"error: target={target!r}: give MODULE:FUNCTION, a function that returns (fn, *args).", file=sys.stderr)
+            print(
+                f"error: target={target!r}: give MODULE:FUNCTION, a function that returns (fn, *args).", file=sys.stderr
+            )
             return 2
         sys.path.insert(0, "")
         fn, *args = getattr(importlib.import_module(module), name)()
