@@ -23,10 +23,8 @@ import numpy as np
 from jaxprims.act import api as act_api
 from jaxprims.conv import api as conv_api
 from jaxprims.pool import api as pool_api
-from jaxprims.pool import api as pool_api
 from tests.oracle import act as act_oracle
 from tests.oracle import conv as conv_oracle
-from tests.oracle import pool as pool_oracle
 from tests.oracle import pool as pool_oracle
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

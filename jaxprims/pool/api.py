@@ -427,12 +427,10 @@ def lp_pool(
 
 def _power(x: jax.Array, order: float) -> jax.Array:
     """|x|^order with the gradient 0 at 0 (and the right second one for even orders)."""
-    if order == 1:
-        return jnp.abs(x)
     if order % 2 == 0 and order <= 64:
         return jax.lax.integer_pow(x, int(order))
     a = jnp.abs(x)
-    return jnp.where(a == 0, 0, jnp.where(a == 0, 1, a) ** order)
+    return jnp.where(a == 0, 0, a if order == 1 else jnp.where(a == 0, 1, a) ** order)
 
 
 # --- adaptive and global --------------------------------------------------------------------------------------------
