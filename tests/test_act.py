@@ -177,7 +177,10 @@ def test_the_kernels_formulas_on_the_host(tmp_path):
             want = np.asarray(activation_slope(name, z))
             assert np.isfinite(slope).all(), name
             fine = np.isfinite(want)
-            assert np.all(np.abs(slope - want)[fine] <= 4 * tiny[fine]), (name, grid[fine][np.argmax(np.abs(slope - want)[fine])])
+            assert np.all(np.abs(slope - want)[fine] <= 4 * tiny[fine]), (
+                name,
+                grid[fine][np.argmax(np.abs(slope - want)[fine])],
+            )
 
 
 def test_the_enum_has_the_names_codes():
@@ -218,13 +221,18 @@ def test_bias_gradient_is_a_sum_in_float32_for_half_types():
 @pytest.mark.parametrize("axes", [(0, None, None), (None, 0, None), (None, None, 0), (1, 0, None), (0, 0, -1)], ids=str)
 def test_vmap_of_some_operands(axes):
     shapes = [(2, 3, 4), (3,), (2, 3, 4)]
-    args = [jnp.moveaxis(rand(5, *s, seed=i), 0, a) if a is not None else rand(*s, seed=i) for i, (s, a) in enumerate(zip(shapes, axes, strict=True))]
+    args = [
+        jnp.moveaxis(rand(5, *s, seed=i), 0, a) if a is not None else rand(*s, seed=i)
+        for i, (s, a) in enumerate(zip(shapes, axes, strict=True))
+    ]
     f = lambda x, b, r: bias_act(x, b, "silu", 1, r)  # noqa: E731
     take = [(lambda k, x=x, a=a: x if a is None else jnp.take(x, k, a)) for x, a in zip(args, axes, strict=True)]
     want = jnp.stack([f(*(t(k) for t in take)) for k in range(5)])
     np.testing.assert_allclose(jax.vmap(f, axes)(*args), want, rtol=1e-6, atol=1e-6)
     g = jax.grad(lambda *a: (f(*a) ** 2).sum(), (0, 1, 2))
-    for got, loop in zip(jax.vmap(g, axes)(*args), zip(*(g(*(t(k) for t in take)) for k in range(5)), strict=True), strict=True):
+    for got, loop in zip(
+        jax.vmap(g, axes)(*args), zip(*(g(*(t(k) for t in take)) for k in range(5)), strict=True), strict=True
+    ):
         np.testing.assert_allclose(got, jnp.stack(loop), rtol=1e-5, atol=1e-5)
 
 
@@ -261,7 +269,11 @@ def test_transpose_layout_there_and_back(source, target, shape, dtype):
         (lambda: bias_act(jnp.ones((2, 3)), jnp.ones(2)), ValueError, ["bias", "(2,)", "(3,)"]),
         (lambda: bias_act(jnp.ones((2, 3)), jnp.ones(3, jnp.float16)), TypeError, ["bias", "float16", "astype"]),
         (lambda: bias_act(jnp.ones((2, 3)), residual=jnp.ones(3)), ValueError, ["residual", "(3,)", "(2, 3)"]),
-        (lambda: bias_act(jnp.ones((2, 3)), residual=jnp.ones((2, 3), jnp.bfloat16)), TypeError, ["residual", "bfloat16"]),
+        (
+            lambda: bias_act(jnp.ones((2, 3)), residual=jnp.ones((2, 3), jnp.bfloat16)),
+            TypeError,
+            ["residual", "bfloat16"],
+        ),
         (lambda: transpose_layout(jnp.ones((2, 3, 4)), "NHCW", "NCHW"), ValueError, ["source='NHCW'", "'NHWC'"]),
         (lambda: transpose_layout(jnp.ones((2, 3)), "NHWC", "NCHW"), ValueError, ["source='NHWC'", "2 axes"]),
     ],

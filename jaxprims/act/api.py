@@ -43,7 +43,9 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
         except ValueError:
             fits = False
         if not fits:
-            raise ValueError(f"where of shape {where.shape} does not broadcast to x of shape {x.shape}; reshape it to that.")
+            raise ValueError(
+                f"where of shape {where.shape} does not broadcast to x of shape {x.shape}; reshape it to that."
+            )
         x = jnp.where(where, x, -jnp.inf)
     apart = axes[-1] - axes[0] + 1 != len(axes)
     if apart:  # the kernel reads one stretch of axes: bring these together
@@ -57,7 +59,12 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
 
 
 def softmax(
-    x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, initial: Any = None, *, algorithm: str = "accurate"
+    x: Any,
+    axis: int | Sequence[int] | None = -1,
+    where: Any = None,
+    initial: Any = None,
+    *,
+    algorithm: str = "accurate",
 ) -> jax.Array:
     """``y_i = exp(x_i - m) / sum_j exp(x_j - m)`` along ``axis``, with ``m`` the maximum.
 
@@ -81,7 +88,12 @@ def softmax(
 
 
 def log_softmax(
-    x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, initial: Any = None, *, algorithm: str = "accurate"
+    x: Any,
+    axis: int | Sequence[int] | None = -1,
+    where: Any = None,
+    initial: Any = None,
+    *,
+    algorithm: str = "accurate",
 ) -> jax.Array:
     """``y_i = x_i - m - log(sum_j exp(x_j - m))`` along ``axis``: the logarithm of :func:`softmax`, same arguments.
 
@@ -141,13 +153,17 @@ def bias_act(
         if bias.dtype not in (x.dtype, jnp.float32):
             raise TypeError(f"bias has dtype {bias.dtype}, x {x.dtype}; cast it with bias.astype(x.dtype).")
         if bias.shape != (x.shape[at],):
-            raise ValueError(f"bias of shape {bias.shape} must have shape ({x.shape[at]},), the size of axis={axis} of x {x.shape}.")
+            raise ValueError(
+                f"bias of shape {bias.shape} must have shape ({x.shape[at]},), the size of axis={axis} of x {x.shape}."
+            )
         arrays.append(bias)
     if residual is not None:
         residual = _floating(residual, "residual")
         checks.check_same_dtype({"x": x, "residual": residual})
         if residual.shape != x.shape:
-            raise ValueError(f"residual of shape {residual.shape} must have x's shape {x.shape}; broadcast it with jnp.broadcast_to.")
+            raise ValueError(
+                f"residual of shape {residual.shape} must have x's shape {x.shape}; broadcast it with jnp.broadcast_to."
+            )
         arrays.append(residual)
     params = prim.BiasActParams(name, bias is not None, residual is not None, at - x.ndim, x.ndim)
     return prim.bias_act(params, *arrays)[0]
