@@ -21,6 +21,8 @@ from jaxprims.core.checks import as_float32
 from jaxprims.core.primitive import Op, define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 
+MAX_SIZE = 2048  # cuda/norm/lrn.cu, tiling
+
 
 @dataclass(frozen=True)
 class LrnParams:
@@ -97,6 +99,8 @@ def _reference_bwd(params: LrnParams, x: jax.Array, dy: jax.Array) -> tuple[jax.
 
 
 def _supports(params: LrnParams, *avals: Any) -> str | None:
+    if params.size > MAX_SIZE:
+        return f"size={params.size}; the kernels stage windows of up to {MAX_SIZE} channels in shared memory"
     for a in avals:
         if a.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16):
             return f"dtype {a.dtype}; the kernels take float32, float16 and bfloat16"

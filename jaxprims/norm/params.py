@@ -83,6 +83,13 @@ def shape(params: NormParams, *avals: Any) -> tuple[tuple[tuple[Any, ...], Any],
     return tuple((tuple(sizes[a] for a in axes), np.dtype(dtype)) for _, axes, dtype in params.results)
 
 
+def summed_over(params: NormParams, name: str) -> Axes:
+    """The kept axes that a tangent of a statistic is summed over: those it lacks and its terms have."""
+    axes = next(a for n, a, _ in params.results if n == name)
+    terms = {a for n, has in params.operands if n in ("x", "mask", "xd", "mean") for a in has}
+    return tuple(a for a in params.stat_axes if a in terms and a not in axes)
+
+
 # --- what the kernels take -----------------------------------------------------------------------------------------------
 
 
@@ -120,7 +127,8 @@ def supports(params: NormParams, *avals: Any) -> str | None:
             return f"{name} lies over more than two runs of adjacent axes"
         if name in SUMS and not _pattern_ok(axes, params.rank):
             return f"the axes that {name} is summed over cannot be merged into two runs"
-        if name in ("y", "dx", "dresidual", "yd") and len(axes) != params.rank:
+        summed = name in ("tmean", "tvar") and summed_over(params, name)
+        if summed or (name in ("y", "dx", "dresidual", "yd") and len(axes) != params.rank):
             return f"{name} is a sum over a batch axis"
     return None
 
