@@ -212,7 +212,7 @@ softmax_jvp: Op = define_primitive(
     transpose=_self_transpose(lambda: softmax_jvp, 1),
     batch=_batch(lambda: softmax_jvp, _both),
     sharding=_softmax_rule,
-    cost=lambda p, y, t: 4 * max(_size(y), _size(t)),
+    cost=lambda p, y, t: 4 * math.prod(_pair_shape(p, y, t)[0][0]),
 )
 
 log_softmax_jvp: Op = define_primitive(
@@ -226,7 +226,7 @@ log_softmax_jvp: Op = define_primitive(
     transpose=_self_transpose(lambda: log_softmax_bwd, 1),
     batch=_batch(lambda: log_softmax_jvp, _both),
     sharding=_softmax_rule,
-    cost=lambda p, y, t: 4 * max(_size(y), _size(t)),
+    cost=lambda p, y, t: 4 * math.prod(_pair_shape(p, y, t)[0][0]),
 )
 
 log_softmax_bwd: Op = define_primitive(
@@ -240,7 +240,7 @@ log_softmax_bwd: Op = define_primitive(
     transpose=_self_transpose(lambda: log_softmax_jvp, 1),
     batch=_batch(lambda: log_softmax_bwd, _both),
     sharding=_softmax_rule,
-    cost=lambda p, y, t: 4 * max(_size(y), _size(t)),
+    cost=lambda p, y, t: 4 * math.prod(_pair_shape(p, y, t)[0][0]),
 )
 
 
@@ -313,13 +313,13 @@ bias_act: Op = define_primitive(
     jvp=_bias_act_jvp,
     batch=_batch(lambda: bias_act, lambda p: _roles(p, False)),
     sharding=_bias_act_rule(False),
-    cost=lambda p, *avals: 4 * max(_size(a) for a in avals),
+    cost=lambda p, *avals: 4 * math.prod(_bias_act_shape(p, *avals)[0][0]),
 )
 
 bias_act_jvp: Op = define_primitive(
     "bias_act_jvp",
     params=BiasActParams,
-    shape=lambda p, *avals: (((*_lead(p.batch, avals), *_core(p.batch, avals[0], 0)), avals[0].dtype),),
+    shape=_bias_act_shape,
     reference=reference.bias_act_jvp,
     supports=_supports,
     config=_bias_act_config,
@@ -327,7 +327,7 @@ bias_act_jvp: Op = define_primitive(
     transpose=_self_transpose(lambda: bias_act_jvp, 0),
     batch=_batch(lambda: bias_act_jvp, lambda p: _roles(p, True)),
     sharding=_bias_act_rule(True),
-    cost=lambda p, *avals: 8 * max(_size(a) for a in avals),
+    cost=lambda p, *avals: 8 * math.prod(_bias_act_shape(p, *avals)[0][0]),
 )
 
 
