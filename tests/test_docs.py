@@ -79,7 +79,7 @@ def named_paths(text: str) -> set[str]:
     names = {s.rstrip("/") for s in spans if re.fullmatch(r"[\w./-]+", s)}
     return {
         n for n in names
-        if ("/" in n and n.split("/")[0] in top) or re.search(r"\.(py|cu|cuh|h|md|toml|txt|csv|png)$", n)
+        if ("/" in n and n.split("/")[0] in top) or re.search(r"\w\.(py|cu|cuh|h|md|toml|txt|csv|png)$", n)
     }  # fmt: skip
 
 
@@ -134,7 +134,8 @@ def test_docstring_examples(name: str):
 def public_functions() -> list[str]:
     return sorted(
         n for n in dir(jaxprims)
-        if not n.startswith("_") and inspect.isfunction(inspect.unwrap(getattr(jaxprims, n)))
+        if not n.startswith("_") and n != "status"  # what it returns depends on the machine
+        and inspect.isfunction(inspect.unwrap(getattr(jaxprims, n)))
     )  # fmt: skip
 
 
