@@ -83,7 +83,7 @@ def named_paths(text: str) -> set[str]:
     }  # fmt: skip
 
 
-BUILT = {"jaxprims/_cuda.so", "demo.png", "jaxprims-demo.png"}  # made by a command that the document gives
+BUILT = {"jaxprims/_cuda.so", "jaxprims_demo.png"}  # made by a command that the document gives
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
