@@ -81,8 +81,8 @@ def softmax(
       TypeError: an integer ``x``, a ``where`` that is not bool. ValueError: a bad axis, algorithm or shape of ``where``.
 
     >>> import jax.numpy as jnp, jaxprims
-    >>> jaxprims.softmax(jnp.array([0.0, jnp.log(3.0)]))
-    Array([0.25, 0.75], dtype=float32)
+    >>> jaxprims.softmax(jnp.array([1e30, -1e30, 1e30]))
+    Array([0.5, 0. , 0.5], dtype=float32)
     """
     return _along(prim.softmax, x, axis, where, algorithm, 0.0)
 
