@@ -252,6 +252,13 @@ def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend:
 
 def _batch(op: Op, args: Sequence[Any], dims: Sequence[Any], *, params: Any, backend: str) -> tuple[Any, Any]:
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    if isinstance(size, int) and size == 0:  # a batch of none: folded into N, N could not be told from 0 * N
+        members = [
+            jax.ShapeDtypeStruct(x.shape if d is None else x.shape[:d] + x.shape[d + 1 :], x.dtype)
+            for x, d in zip(args, dims, strict=True)
+        ]
+        results = op.shape(params, *members)
+        return [jnp.zeros((0, *s), d) for s, d in results], [0] * len(results)
     with settings.use(backend):
         outs, out_dims = op.batch(params, list(args), list(dims), size)
     return list(outs), list(out_dims)
@@ -270,8 +277,7 @@ def fold_leading(x: jax.Array, dim: int) -> jax.Array:
 
 def unfold_leading(y: jax.Array, size: int) -> jax.Array:
     """Inverse of :func:`fold_leading` on a result: axis 0 is the batch again."""
-    n = y.shape[0] // size if not isinstance(size, int) or size else 0
-    return y.reshape(size, n, *y.shape[1:])
+    return y.reshape(size, y.shape[0] // size, *y.shape[1:])
 
 
 # --- lowering -----------------------------------------------------------------------------------------------------------
@@ -314,6 +320,8 @@ def _lower_reference(op: Op, ctx: Any, *operands: Any, params: Any, backend: str
     rule = _rule_in(op, ctx, params) if _needs_partitioning(ctx) and "tpu" not in platforms else None
     if rule is not None:
         return mlir.lower_fun(partitioned(op, params, backend, rule), multiple_results=True)(ctx, *operands)
+    # Types of shard_map have been checked by now; without them the reference may use jax.linear_transpose and the like.
+    ctx = ctx.replace(avals_in=[jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
     return mlir.lower_fun(lambda *x: tuple(op.reference(params, *x)), multiple_results=True)(ctx, *operands)
 
 
