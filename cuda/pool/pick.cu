@@ -12,10 +12,11 @@
 namespace jaxprims::pool {
 namespace {
 
+__device__ __forceinline__ bool within(const Window& w, int r) { return r >= w.first && r < w.end; }
+
 // Whether output o's window w has the element i, 0 <= i < size.
 __device__ __forceinline__ bool has(const Axis& a, bool adaptive, int o, const Window& w, int i) {
-  const int r = i < w.start ? -1 : place_of(a, adaptive, o, i);
-  return r >= w.first && r < w.end;
+  return i >= w.start && within(w, place_of(a, adaptive, o, i));
 }
 
 template <class T, int V>
@@ -48,10 +49,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     if (p.flat) {
       inside_window = has(a0, p.adaptive, at.i0, w0, j0) && has(a1, p.adaptive, at.i1, w1, j1) && has(a2, p.adaptive, at.i2, w2, j2);
     } else {
+      inside_window = within(w0, j0) && within(w1, j1) && within(w2, j2);
       j0 = w0.start + j0 * a0.dilation;
       j1 = w1.start + j1 * a1.dilation;
       j2 = w2.start + j2 * a2.dilation;
-      inside_window = j0 < static_cast<uint32_t>(a0.size) && j1 < static_cast<uint32_t>(a1.size) && j2 < static_cast<uint32_t>(a2.size);
     }
     if (inside_window) value[v] = to_float(image[element(j0, j1, j2, a1.size, a2.size, p.channels) + v]);
   }

@@ -420,8 +420,7 @@ def lp_pool(
     params = _regular(x, last, window_shape, strides, padding, window_dilation)
     wide = checks.as_float32(x)
     (total,) = prim.avg_pool(params, _power(wide, order))
-    if order != 1:
-        total = jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / order))
+    total = total if order == 1 else _smooth(total, 1 / order)
     return back(total.astype(x.dtype))
 
 
@@ -429,8 +428,13 @@ def _power(x: jax.Array, order: float) -> jax.Array:
     """|x|^order with the gradient 0 at 0 (and the right second one for even orders)."""
     if order % 2 == 0 and order <= 64:
         return jax.lax.integer_pow(x, int(order))
-    a = jnp.abs(x)
-    return jnp.where(a == 0, 0, a if order == 1 else jnp.where(a == 0, 1, a) ** order)
+    return _smooth(jnp.abs(x), order)
+
+
+def _smooth(a: jax.Array, order: float) -> jax.Array:
+    """a^order for a >= 0, of which the value and every derivative are 0 at 0."""
+    zero = (a == 0).astype(a.dtype)
+    return (a if order == 1 else (a + zero) ** order) * (1 - zero)
 
 
 # --- adaptive and global --------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxprims.core.checks import INT32_MAX, is_static
-from jaxprims.core.primitive import Op, define_primitive, fold_leading, move_to_front, unfold_leading
+from jaxprims.core.primitive import Op, define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 from jaxprims.pool import reference
 from jaxprims.pool.window import PoolParams, index_dtype
@@ -129,12 +129,19 @@ def _pair_cost(p: PoolParams, data: Any, place: Any) -> int:
 # --- batching -------------------------------------------------------------------------------------------------------
 
 
+def _merged(x: Any) -> Any:
+    """The two leading axes as one."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
 def _batch_dense(op: Any) -> Any:
     """Everything has N in front: one more batch axis is more images."""
 
     def rule(p: PoolParams, args: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[Any, Any]:
-        outs = op()(p, fold_leading(args[0], dims[0]))
-        return tuple(unfold_leading(y, size) for y in outs), (0,) * len(outs)
+        x = move_to_front(args[0], dims[0])
+        n = x.shape[1]
+        outs = op()(p, _merged(x))
+        return tuple(y.reshape(size, n, *y.shape[1:]) for y in outs), (0,) * len(outs)
 
     return rule
 
@@ -145,11 +152,11 @@ def _batch_pair(op: Any) -> Any:
     def rule(p: PoolParams, args: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[Any, Any]:
         flags = tuple(d is not None for d in dims)
         same = all(flags) if not p.data_axes else flags == (p.data_axes[0], p.index_axes[0])
-        if same:  # merges with the axis behind it
-            args = [x if d is None else fold_leading(x, d) for x, d in zip(args, dims, strict=True)]
-            (y,) = op()(p, *args)
-            return (unfold_leading(y, size),), (0,)
         args = [x if d is None else move_to_front(x, d) for x, d in zip(args, dims, strict=True)]
+        if same:  # merges with the axis behind it
+            n = args[flags.index(True)].shape[1]
+            (y,) = op()(p, *(_merged(x) if f else x for x, f in zip(args, flags, strict=True)))
+            return (y.reshape(size, n, *y.shape[1:]),), (0,)
         q = replace(p, data_axes=(flags[0], *p.data_axes), index_axes=(flags[1], *p.index_axes))
         return op()(q, *args), (0,)
 

@@ -15,6 +15,7 @@ import numpy as np
 from jax import lax
 
 from jaxprims.core.checks import as_float32
+from jaxprims.core.primitive import match_vma
 from jaxprims.pool.window import Axis, PoolParams, flat_from_place, flat_index, index_dtype
 
 
@@ -147,6 +148,7 @@ def avg_pool_dx(p: PoolParams, dy: jax.Array) -> tuple[jax.Array]:
     share = as_float32(dy)
     count = _counts(p, share.dtype)
     share = share if count is None else share / count
-    x = jax.ShapeDtypeStruct(p.image(dy.shape, p.in_size, dy.shape[:1]), share.dtype)
+    # Only its type is used; inside shard_map it must vary over the axes that dy varies over.
+    x, _ = match_vma(jnp.zeros(p.image(dy.shape, p.in_size, dy.shape[:1]), share.dtype), share)
     (dx,) = jax.linear_transpose(lambda v: _sums(p, v), x)(share)
     return (dx.astype(dy.dtype),)

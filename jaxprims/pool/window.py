@@ -131,8 +131,10 @@ def flat_from_place(p: PoolParams, place: jax.Array) -> tuple[jax.Array, jax.Arr
     unit = 1
     for k in reversed(range(p.rank)):
         a = p.axes()[k]
-        at = _along(a.starts(), p, k, place.ndim) + rest % a.window * a.dilation
-        ok &= (at >= 0) & (at < a.size)
+        first, end = (_along(v, p, k, place.ndim) for v in a.valid())
+        r = rest % a.window
+        at = _along(a.starts(), p, k, place.ndim) + r * a.dilation
+        ok &= (r >= first) & (r < end)
         flat += at * unit
         rest, unit = rest // a.window, unit * a.size
     return jnp.where(ok, flat, 0), ok
