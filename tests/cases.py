@@ -22,9 +22,11 @@ import numpy as np
 
 from jaxprims.act import api as act_api
 from jaxprims.conv import api as conv_api
+from jaxprims.norm import api as norm_api
 from jaxprims.pool import api as pool_api
 from tests.oracle import act as act_oracle
 from tests.oracle import conv as conv_oracle
+from tests.oracle import norm as norm_oracle
 from tests.oracle import pool as pool_oracle
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -352,7 +354,137 @@ POOL: list[Case] = [
 ]
 
 # --- norm -----------------------------------------------------------------------------------------------------------
-NORM: list[Case] = []
+NORM: list[Case] = [
+    Case(
+        "batch_norm",
+        "statistics-nhwc",
+        norm_api.batch_norm,
+        ((2, 3, 2, 4), (4,), (4,)),
+        norm_oracle.batch_norm,
+        batch_axes=(0,),
+        out_batch_axes=(0, None, None),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        tol={"bfloat16": 6.0, "float16": 6.0},  # mean and var are float32: a few units of that
+        vmap=False,  # over scale alone, vmap itself broadcasts the statistics it returns; tests/test_norm.py vmaps this
+    ),
+    Case(
+        "batch_norm",
+        "residual-silu-nchw",
+        lambda x, s, b, r: norm_api.batch_norm(x, s, b, axis=1, residual=r, activation="silu")[0],
+        ((2, 3, 2, 2), (3,), (3,), (2, 3, 2, 2)),
+        lambda x, s, b, r: norm_oracle.batch_norm(x, s, b, r, axis=1, activation="silu")[0],
+        batch_axes=(0, None, None, 0),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        operand_dtypes={1: "float32", 2: "float32"},
+    ),
+    Case(
+        "batch_norm",
+        "mask",
+        lambda x, s, m: norm_api.batch_norm(x, s, mask=m)[0],
+        ((2, 3, 3), (3,), (2, 3, 1)),
+        lambda x, s, m: norm_oracle.batch_norm(x, s, mask=m)[0],
+        diff=(0, 1),
+        batch_axes=(0, None, 0),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        operand_dtypes={2: "bool"},
+        make=norm_oracle.masking(2),
+    ),
+    Case(
+        "batch_norm_inference",
+        "tanh-nhwc",
+        partial(norm_api.batch_norm_inference, activation="tanh"),
+        ((2, 2, 3), (3,), (3,), (3,), (3,)),
+        partial(norm_oracle.batch_norm_inference, activation="tanh"),
+        batch_axes=(0,),
+        kernels=("norm_apply",),
+        grad_kernels=("norm_apply", "norm_bwd"),
+        make=norm_oracle.positive(2),
+    ),
+    Case(
+        "layer_norm",
+        "last",
+        norm_api.layer_norm,
+        ((2, 3, 6), (6,), (6,)),
+        norm_oracle.layer_norm,
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        operand_dtypes={1: "float32", 2: "float32"},
+    ),
+    Case(
+        "layer_norm",
+        "inner-axis-gelu",
+        partial(norm_api.layer_norm, axis=1, activation="gelu"),
+        ((2, 5, 3), (5,), (5,)),
+        partial(norm_oracle.layer_norm, axis=1, activation="gelu"),
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "rms_norm",
+        "last",
+        norm_api.rms_norm,
+        ((3, 2, 8), (8,)),
+        norm_oracle.rms_norm,
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "group_norm",
+        "silu-nhwc",
+        partial(norm_api.group_norm, num_groups=2, activation="silu"),
+        ((2, 2, 3, 4), (4,), (4,)),
+        partial(norm_oracle.group_norm, num_groups=2, activation="silu"),
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "group_norm",
+        "nchw",
+        partial(norm_api.group_norm, num_groups=3, axis=1),
+        ((2, 6, 2, 2), (6,), (6,)),
+        partial(norm_oracle.group_norm, num_groups=3, axis=1),
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "instance_norm",
+        "residual-nwc",
+        lambda x, s, b, r: norm_api.instance_norm(x, s, b, residual=r, activation="tanh"),
+        ((2, 5, 3), (3,), (3,), (2, 5, 3)),
+        partial(norm_oracle.instance_norm, activation="tanh"),
+        batch_axes=(0, None, None, 0),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "local_response_norm",
+        "size5-nhwc",
+        partial(norm_api.local_response_norm, alpha=1.0),
+        ((2, 2, 2, 7),),
+        partial(norm_oracle.local_response_norm, alpha=1.0),
+        batch_axes=(0,),
+        kernels=("lrn",),
+        grad_kernels=("lrn", "lrn_bwd"),
+    ),
+    Case(
+        "local_response_norm",
+        "size4-undivided-ncw",
+        partial(norm_api.local_response_norm, size=4, alpha=0.5, k=2.0, axis=1, divide_by_size=False),
+        ((2, 5, 3),),
+        partial(norm_oracle.local_response_norm, size=4, alpha=0.5, k=2.0, axis=1, divide_by_size=False),
+        batch_axes=(0,),
+        kernels=("lrn",),
+        grad_kernels=("lrn", "lrn_bwd"),
+    ),
+]
 
 # --- act (softmax, activations, bias, layout) --------------------------------------------------------------------------
 ACT: list[Case] = [
