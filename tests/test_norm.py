@@ -299,7 +299,11 @@ X = jnp.ones((2, 3, 6))
         (lambda: api.batch_norm(X, activation="rulu"), ValueError, "activation='rulu' is not known.*relu"),
         (lambda: api.batch_norm(X, residual=jnp.ones((2, 3))), ValueError, r"residual has shape \(2, 3\)"),
         (lambda: api.batch_norm(X, residual=X.astype(jnp.bfloat16)), TypeError, "residual has dtype bfloat16"),
-        (lambda: api.batch_norm(X, mask=jnp.ones((2, 2, 1))), ValueError, r"mask of shape \(2, 2, 1\) does not broadcast"),
+        (
+            lambda: api.batch_norm(X, mask=jnp.ones((2, 2, 1))),
+            ValueError,
+            r"mask of shape \(2, 2, 1\) does not broadcast",
+        ),
         (lambda: api.batch_norm(X, axis_index_groups=[[0]]), ValueError, "axis_index_groups=.*needs axis_name"),
         (
             lambda: jax.vmap(lambda v: api.batch_norm(v, axis_name="i", axis_index_groups=[[0]])[0], axis_name="i")(X),

@@ -29,7 +29,16 @@ def _axes(x: jax.Array, axis: Ints, feature_axes: Ints | None) -> tuple[Axes, Ax
 
 
 def _row_norm(
-    kind: str, x: Any, scale: Any, bias: Any, axis: Ints, feature_axes: Ints | None, eps: Any, activation: Any, residual: Any, mask: Any
+    kind: str,
+    x: Any,
+    scale: Any,
+    bias: Any,
+    axis: Ints,
+    feature_axes: Ints | None,
+    eps: Any,
+    activation: Any,
+    residual: Any,
+    mask: Any,
 ) -> Any:
     x = layout.check_input(x, "layer_norm" if kind == "moments" else "rms_norm")
     reduce, feature = _axes(x, axis, feature_axes)
@@ -148,7 +157,9 @@ def group_norm(
     """
     x = layout.check_input(x, "group_norm")
     if x.ndim < 2:
-        raise ValueError(f"x of shape {tuple(x.shape)} has no batch axis; group_norm needs [N, ..., C] (add one with x[None]).")
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} has no batch axis; group_norm needs [N, ..., C] (add one with x[None])."
+        )
     c = canonical_axis(axis, x.ndim)
     channels = x.shape[c]
     if num_groups is not None and group_size is not None:
@@ -225,7 +236,9 @@ def instance_norm(
         raise ValueError(f"axis={axis!r} names the batch axis 0; instance_norm keeps it apart: x is [N, ..., C].")
     reduce = tuple(a for a in range(1, x.ndim) if a not in feature)
     if not reduce:
-        raise ValueError(f"x of shape {tuple(x.shape)} has no axis between batch and channels {feature} to normalise over.")
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} has no axis between batch and channels {feature} to normalise over."
+        )
     return layout.normalise(
         x,
         layout.check_param(scale, "scale", x, feature),

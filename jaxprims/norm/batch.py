@@ -77,7 +77,9 @@ def batch_norm(
     masked = layout.check_mask(mask, x)
     if axis_name is None:
         if axis_index_groups is not None:
-            raise ValueError(f"axis_index_groups={axis_index_groups!r} needs axis_name; name the mapped axis they are groups of.")
+            raise ValueError(
+                f"axis_index_groups={axis_index_groups!r} needs axis_name; name the mapped axis they are groups of."
+            )
         y, mean, var, _ = layout.normalise(
             x, scale, bias, reduce=reduce, feature=feature, eps=eps, activation=activation, residual=residual, mask=masked,
             joint=True,
@@ -94,7 +96,17 @@ def batch_norm(
     local = stats_op(params, x, *(masked[:1] if masked else ()))
     mean, var, low, _ = combine(*local, _sum_over(axis_name, axis_index_groups))
     y = layout.apply(
-        x, mean, var, low, scale, bias, feature=feature, stats=feature, eps=eps, activation=activation, residual=residual
+        x,
+        mean,
+        var,
+        low,
+        scale,
+        bias,
+        feature=feature,
+        stats=feature,
+        eps=eps,
+        activation=activation,
+        residual=residual,
     )
     return y, mean + low, var
 

@@ -37,7 +37,9 @@ def check_param(p: Any, name: str, x: jax.Array, axes: Axes, shape: tuple[Any, .
     p = jnp.asarray(p)
     want = tuple(x.shape[a] for a in axes) if shape is None else shape
     if tuple(p.shape) != want:
-        raise ValueError(f"{name} has shape {tuple(p.shape)}; x of shape {tuple(x.shape)} needs {want} (its axes {axes}).")
+        raise ValueError(
+            f"{name} has shape {tuple(p.shape)}; x of shape {tuple(x.shape)} needs {want} (its axes {axes})."
+        )
     if p.dtype not in (x.dtype, jnp.float32):
         raise TypeError(f"{name} has dtype {p.dtype}; give float32 or x's dtype {x.dtype}.")
     return p

@@ -157,7 +157,9 @@ def _jvp(params: LrnParams, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
 
 def _transposed(op: Callable[[], Op]) -> Callable[..., Any]:
-    def transpose(params: LrnParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    def transpose(
+        params: LrnParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]
+    ) -> tuple[Any, ...]:
         if wanted[0]:
             raise NotImplementedError("the tangent of lrn is not linear in x")
         new = replace(params, d_axes=params.out_axes, out_axes=params.d_axes)

@@ -201,6 +201,14 @@ def sharding(params: NormParams, *_: Any) -> Rule:
     left = ", ".join(term(axes) for _, axes in params.operands)
     right = ", ".join(term(axes) for _, axes, _ in params.results)
     whole = set() if params.fixed or params.joint else set(params.reduce)
+    sums = {n for n, _, _ in params.results if n in SUMS}
+    gradient = bool(sums) or params.wants("dx") or params.wants("dresidual") or params.wants("yd")
+    for a in range(
+        params.rank
+    ):  # where only some are sums over an axis, it stays whole (vmap's; collectives sum all alike)
+        lacking = {n for n, axes, _ in params.results if a not in axes and n not in ("tmean", "tvar")}
+        if gradient and lacking and lacking != sums:
+            whole.add(a)
     for name, axes, _ in params.results:  # not sums over what they lack
         if name in (*STATS, "tmean", "tvar"):
             whole |= {a for a in range(params.rank) if a not in axes and a not in params.reduce}

@@ -193,7 +193,10 @@ def norm_jvp(params: NormParams, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     sizes = sizes_of(params, arrays)
     for name in ("tmean", "tvar"):  # under vmap the transpose of a shared cmean is a sum over the batch
         if name in each and (over := summed_over(params, name)):
-            v = jnp.broadcast_to(each[name], tuple(s if i in over else e for i, (s, e) in enumerate(zip(sizes, each[name].shape, strict=True))))
+            v = jnp.broadcast_to(
+                each[name],
+                tuple(s if i in over else e for i, (s, e) in enumerate(zip(sizes, each[name].shape, strict=True))),
+            )
             each[name] = jnp.sum(v, over, keepdims=True)
     return collect(params, arrays, each, totals)
 
