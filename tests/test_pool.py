@@ -13,6 +13,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxprims.pool import api, primitive
+from jaxprims.pool.arguments import regular_of
 from tests.oracle import pool as oracle
 
 
@@ -250,7 +251,7 @@ def test_large_windows_trace_and_run_fast():
 
 @pytest.mark.parametrize("count, dtype", [(256, jnp.uint8), (257, jnp.uint16), (65536, jnp.uint16), (65537, jnp.int32)])
 def test_places_take_the_smallest_type(count: int, dtype):
-    p = api._regular_of((count,), (count,), (1,), ((0, 0),), (1,), True)
+    p = regular_of((count,), (count,), (1,), ((0, 0),), (1,), True)
     y, place = primitive.max_pool(p, jnp.arange(count, dtype=jnp.float32)[None, :, None])
     assert (place.dtype, int(place.ravel()[0]), float(y.ravel()[0])) == (dtype, count - 1, count - 1)
 
@@ -286,7 +287,7 @@ def test_images_past_two_to_the_31_elements_trace():
         f = partial(api.max_pool, window_shape=(3, 3), strides=2, padding=1)
         y = jax.eval_shape(f, x)
         assert y.shape == (shape[0], shape[1] // 2, shape[2] // 2, shape[3])
-        p = api._regular_of(shape[1:3], (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), True)
+        p = regular_of(shape[1:3], (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1), True)
         assert primitive.max_pool.limit(p, (x,)) is None  # one image is what counts
 
 
@@ -299,7 +300,7 @@ def vmapped_loop(f, *args, axes):
 @pytest.mark.parametrize("op", [primitive.max_pool_gather, primitive.max_pool_scatter], ids=["gather", "scatter"])
 @pytest.mark.parametrize("last", [True, False], ids=["nhwc", "nchw"])
 def test_batches_of_one_operand_alone(op, last: bool):
-    p = api._regular_of((4, 5), (2, 2), (2, 1), ((0, 0), (0, 0)), (1, 1), last)
+    p = regular_of((4, 5), (2, 2), (2, 1), ((0, 0), (0, 0)), (1, 1), last)
     rng = np.random.default_rng(0)
     data = p.in_size if op is primitive.max_pool_gather else p.out_size
     t = jnp.asarray(rng.integers(-9, 10, p.image((3,) * 4, data, (3, 2, 2))), jnp.float32)
@@ -346,7 +347,7 @@ def test_jacobians_of_batches_broadcast_no_indices():
 
 def test_gather_and_scatter_are_transposes_for_any_index():
     with jax.enable_x64(True):
-        p = api._regular_of((4, 4), (2, 3), (1, 2), ((1, 0), (1, 1)), (2, 1), True)
+        p = regular_of((4, 4), (2, 3), (1, 2), ((1, 0), (1, 1)), (2, 1), True)
         rng = np.random.default_rng(0)
         place = jnp.asarray(rng.integers(0, 8, (2, *p.out_size, 3)), jnp.uint8)  # also outside image and window
         t, dy = rng.standard_normal((2, 4, 4, 3)), rng.standard_normal((2, *p.out_size, 3))
