@@ -390,6 +390,7 @@ NORM: list[Case] = [
         kernels=("norm",),
         grad_kernels=("norm", "norm_bwd"),
         operand_dtypes={2: "bool"},
+        tol={"float32": 64.0},  # projections of y that nearly cancel
         make=norm_oracle.masking(2),
     ),
     Case(

@@ -94,7 +94,7 @@ def batch_norm(
         eps=eps,
     )
     local = stats_op(params, x, *(masked[:1] if masked else ()))
-    mean, var, low, _ = combine(*local, _sum_over(axis_name, axis_index_groups))
+    mean, var, low, _ = combine(local, _sum_over(axis_name, axis_index_groups))
     y = layout.apply(
         x,
         mean,

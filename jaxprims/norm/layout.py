@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprims.core.activations import check_activation
 from jaxprims.core.checks import check_float
@@ -22,7 +23,7 @@ def check_input(x: Any, op: str) -> jax.Array:
 
 
 def check_eps(eps: Any) -> float:
-    if isinstance(eps, jax.core.Tracer) or not isinstance(eps, (int, float)) and getattr(eps, "ndim", 1) != 0:
+    if not isinstance(eps, (int, float, np.integer, np.floating)):
         raise TypeError(f"eps={eps!r} must be a Python float: it is compiled into the kernel.")
     value = float(eps)
     if not value >= 0:

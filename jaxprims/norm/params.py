@@ -12,6 +12,7 @@ it to 2^-48); ``xd scaled biasd residuald meand vard`` tangents; ``dy`` and ``cm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprims.core.activations import activation_code
+from jaxprims.core.checks import is_static
 from jaxprims.core.primitive import Op, move_to_front
 from jaxprims.core.sharding import Rule
 
@@ -151,17 +153,12 @@ def config(params: NormParams, *_: Any) -> dict[str, Any]:
 
 def workspace(params: NormParams, *avals: Any) -> int:
     """A statistic over very many elements is cut into chunks whose partial results need room; small problems need none."""
-    total = 1
-    for s in sizes_of(params, avals):
-        total = total * s if isinstance(s, int) and isinstance(total, int) else None  # type: ignore[assignment]
-    return 0 if total is not None and total < 1 << 14 else WORKSPACE
+    sizes = sizes_of(params, avals)
+    return 0 if is_static(*sizes) and math.prod(sizes) < 1 << 14 else WORKSPACE
 
 
 def cost(params: NormParams, *avals: Any) -> int:
-    total = 1
-    for s in sizes_of(params, avals):
-        total *= s
-    return 10 * total
+    return 10 * math.prod(sizes_of(params, avals))
 
 
 # --- transformations ------------------------------------------------------------------------------------------------------
@@ -192,7 +189,7 @@ def batch_rule(op: Callable[[], Op]) -> Callable[..., Any]:
     return batch
 
 
-def sharding(params: NormParams, *_: Any) -> Rule:
+def sharding(params: NormParams, *_avals: Any) -> Rule:
     """Axes of statistics are free; reduced ones are whole, unless the statistics are joint ones of the batch."""
 
     def term(axes: Axes) -> str:
@@ -203,9 +200,8 @@ def sharding(params: NormParams, *_: Any) -> Rule:
     whole = set() if params.fixed or params.joint else set(params.reduce)
     sums = {n for n, _, _ in params.results if n in SUMS}
     gradient = bool(sums) or params.wants("dx") or params.wants("dresidual") or params.wants("yd")
-    for a in range(
-        params.rank
-    ):  # where only some are sums over an axis, it stays whole (vmap's; collectives sum all alike)
+    # An axis that only some of the gradients are sums over (one of vmap's) stays whole: collectives sum all alike.
+    for a in range(params.rank):
         lacking = {n for n, axes, _ in params.results if a not in axes and n not in ("tmean", "tvar")}
         if gradient and lacking and lacking != sums:
             whole.add(a)

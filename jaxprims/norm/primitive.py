@@ -176,14 +176,13 @@ def _bwd_transpose(
 # --- statistics of a batch split over devices ------------------------------------------------------------------------------
 
 
-def combine(
-    mean: Any, var: Any, low: Any, count: Any, psum: Callable[[Any], Any]
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(mean, var, low, count) of the union of parts, from each part's; ``psum`` sums over the parts.
+def combine(parts: Sequence[Any], psum: Callable[[Any], Any]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """(mean, var, low, count) of the union of parts, from ``parts``, this part's own; ``psum`` sums over the parts.
 
     Counts are combined, not means: the mean is sum(n_k mean_k) / sum(n_k), and the squared deviations of the parts are
     moved to it before they are added, so that unequal and empty parts come out right.
     """
+    mean, var, low, count = parts
     total = psum(count)
     share = count / jnp.maximum(total, 1)
     whole = psum(share * mean)
@@ -211,7 +210,7 @@ def _norm_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...
     def local(*operands: Any) -> tuple[Any, ...]:
         a = dict(zip([n for n, _ in params.operands], operands, strict=True))
         axes = dict(params.operands)
-        mean, var, low, _ = combine(*_stats_of(params, a["x"], a.get("mask")), lambda v: jax.lax.psum(v, names))
+        mean, var, low, _ = combine(_stats_of(params, a["x"], a.get("mask")), _reduced(names))
         stats = {"mean": mean, "var": var, "low": low}
         kept = {n: ax for n, ax, _ in params.results if n in stats}
         order = [n for n in ("scale", "bias", "residual") if n in a]
