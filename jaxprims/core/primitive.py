@@ -233,7 +233,10 @@ def _automatic_tangents(op: Op, params: Any, primals: Sequence[Any], dots: list[
     floating = [jnp.issubdtype(y.dtype, jnp.inexact) for y in outs]
     if not parts:
         return [None] * len(outs)
-    return [functools.reduce(jnp.add, column) if f else None for f, column in zip(floating, zip(*parts, strict=True), strict=True)]
+    return [
+        functools.reduce(jnp.add, column) if f else None
+        for f, column in zip(floating, zip(*parts, strict=True), strict=True)
+    ]
 
 
 def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend: str) -> list[Any]:
@@ -326,7 +329,11 @@ def _lower_reference(op: Op, ctx: Any, *operands: Any, params: Any, backend: str
 
 
 def _lower_cuda(op: Op, ctx: Any, *operands: Any, params: Any, backend: str) -> Any:
-    if backend == "reference" or op.limit(params, ctx.avals_in) or _empty(ctx.avals_in, [a.shape for a in ctx.avals_out]):
+    if (
+        backend == "reference"
+        or op.limit(params, ctx.avals_in)
+        or _empty(ctx.avals_in, [a.shape for a in ctx.avals_out])
+    ):
         return _lower_reference(op, ctx, *operands, params=params, backend=backend)
     if not (ffi.usable() or (backend == "cuda" and not ffi.gpu_present())):  # cross-lowering needs no library
         if backend == "cuda":
