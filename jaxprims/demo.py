@@ -109,7 +109,8 @@ def make_step(optimiser: Any) -> Callable[..., tuple[TrainState, jax.Array, jax.
         value_and_grad = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, (stats, accuracy)), grads = value_and_grad(state.params, state.stats, shifted(key, x), labels)
         updates, inner = optimiser.update(grads, state.optimiser, state.params)
-        return TrainState(optax.apply_updates(state.params, updates), stats, inner), loss, accuracy
+        params: Any = optax.apply_updates(state.params, updates)
+        return TrainState(params, stats, inner), loss, accuracy
 
     return step
 
@@ -130,9 +131,10 @@ def load_data(seed: int) -> Data:
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
-    images, labels = load_digits(return_X_y=True)
+    digits: Any = load_digits()
+    images, labels = digits.images, digits.target
     x = (images.reshape(-1, 8, 8, 1) / 16.0).astype(np.float32)
-    parts = train_test_split(x, labels.astype(np.int32), test_size=TEST_SHARE, random_state=seed, stratify=labels)
+    parts: Any = train_test_split(x, labels.astype(np.int32), test_size=TEST_SHARE, random_state=seed, stratify=labels)
     return Data(parts[0], parts[2], parts[1], parts[3])
 
 
@@ -165,7 +167,7 @@ def progress_bar(epochs: int, quiet: bool) -> Iterator[Callable[..., None]]:
         task = bar.add_task("compiling", total=epochs)
 
         def tick(amount: float, text: str = "") -> None:
-            bar.update(task, advance=amount, **({"description": text} if text else {}))
+            bar.update(task, advance=amount, description=text or None)
 
         yield tick
 
@@ -252,7 +254,8 @@ def draw(result: Result, data: Data, path: Path) -> None:
         fontsize=14,
         fontweight="bold",
     )
-    top, bottom = fig.subfigures(2, 1, height_ratios=[1.15, 1])
+    parts: Any = fig.subfigures(2, 1, height_ratios=[1.15, 1])
+    top, bottom = parts
     curves, matrix = top.subplots(1, 2, width_ratios=[1.25, 1])
     epochs = np.arange(1, len(result.train_loss) + 1)
     many = len(epochs) > 1

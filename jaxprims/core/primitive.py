@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax._src.dispatch import prim_requires_devices_during_lowering  # the one private name: see _needs_partitioning
@@ -245,6 +246,7 @@ def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend:
         return [ad.Zero(x.aval) if w else None for x, w in zip(operands, wanted, strict=True)]
     cts = [ad.instantiate_zeros(ct) for ct in cts]
     args = [x.aval if w else x for x, w in zip(operands, wanted, strict=True)]
+    assert op.transpose is not None  # only then is this rule registered
     with settings.use(backend):
         grads = op.transpose(params, cts, args, wanted)
     return [g if w else None for g, w in zip(grads, wanted, strict=True)]
@@ -351,7 +353,8 @@ def _lower_cuda(op: Op, ctx: Any, *operands: Any, params: Any, backend: str) -> 
     results = len(ctx.avals_out)
     if not isinstance(space, int) or space:
         ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((space,), np.dtype(np.uint8))])
-    lowering = jax.ffi.ffi_lowering(op.target, **({"extra_attributes": extra} if extra else {}))
+    options: dict[str, Any] = {"extra_attributes": extra} if extra else {}
+    lowering = jax.ffi.ffi_lowering(op.target, **options)
     return list(lowering(ctx, *operands, config=config))[:results]
 
 

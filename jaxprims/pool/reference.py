@@ -124,7 +124,8 @@ def _sums(p: PoolParams, x: jax.Array) -> jax.Array:
         for k in range(p.rank):
             x = _windows(x, p.spatial(k), p.axes()[k], 0).sum(p.spatial(k) + 1)
         return x
-    dims, strides, dilation, pads = [[1] * x.ndim for _ in range(3)] + [[(0, 0)] * x.ndim]
+    dims, strides, dilation = ([1] * x.ndim for _ in range(3))
+    pads = [(0, 0)] * x.ndim
     for k, a in enumerate(p.axes()):
         i = p.spatial(k)
         dims[i], strides[i], dilation[i] = a.window, a.stride, a.dilation

@@ -84,7 +84,7 @@ class PoolParams:
 
     def axes(self) -> tuple[Axis, ...]:
         fields = zip(self.in_size, self.out_size, self.window, self.strides, self.padding, self.dilation, strict=True)
-        return tuple(Axis(*f, self.adaptive) for f in fields)
+        return tuple(Axis(i, o, w, s, p, d, self.adaptive) for i, o, w, s, p, d in fields)
 
     def spatial(self, k: int) -> int:
         """Position of spatial axis k in an (N, ...) array."""
