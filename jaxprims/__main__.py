@@ -10,25 +10,16 @@ from typing import Any
 
 
 def _example() -> tuple[Any, ...]:
-    """One training step of a small network: the function and its arguments' shapes."""
+    """The gradient of the demo's loss and its arguments' shapes."""
     import jax
     import jax.numpy as jnp
 
-    import jaxprims
+    from jaxprims import demo
 
-    def loss(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-        y = jaxprims.conv(x, params["w1"], params["b1"], activation="relu")
-        y = jaxprims.max_pool(y, (2, 2), strides=(2, 2))
-        y = jaxprims.conv(y, params["w2"], strides=2)
-        y, _, _ = jaxprims.batch_norm(y, params["scale"], params["bias"], activation="relu")
-        logits = jaxprims.global_avg_pool(y)
-        return -jaxprims.log_softmax(logits).mean()
-
-    def of(*shape: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, jnp.float32)
-
-    params = {"w1": of(3, 3, 3, 32), "b1": of(32), "w2": of(3, 3, 32, 64), "scale": of(64), "bias": of(64)}
-    return jax.grad(loss), params, of(128, 32, 32, 3)
+    params, stats = jax.eval_shape(demo.init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((demo.BATCH, 8, 8, 1), jnp.float32)
+    labels = jax.ShapeDtypeStruct((demo.BATCH,), jnp.int32)
+    return jax.grad(demo.loss_fn, has_aux=True), params, stats, x, labels
 
 
 def _explain(target: str | None, gpu: str) -> int:
@@ -36,11 +27,13 @@ def _explain(target: str | None, gpu: str) -> int:
 
     if target is None:
         fn, *args = _example()
-        print("The gradient of a small network (jaxprims explain MODULE:FUNCTION for your own)\n")
+        print("The gradient of the demo's network (python -m jaxprims explain MODULE:FUNCTION for your own)\n")
     else:
         module, _, name = target.partition(":")
         if not name:
-            print(f"error: target={target!r}: give MODULE:FUNCTION, a function that returns (fn, *args).", file=sys.stderr)
+            print(
+                f"error: target={target!r}: give MODULE:FUNCTION, a function that returns (fn, *args).", file=sys.stderr
+            )
             return 2
         sys.path.insert(0, "")
         fn, *args = getattr(importlib.import_module(module), name)()

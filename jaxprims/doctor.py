@@ -175,7 +175,9 @@ def find_problems(facts: Facts) -> list[Problem]:
         what = f"the library's kernels do not run on cuda:{ordinal}: {text} (built: {facts.build_info})"
         problems.append(Problem(what, f"JAXPRIMS_CUDA=ON JAXPRIMS_CUDA_ARCHS='{wanted}' {REBUILD}"))
     if facts.op_error:
-        problems.append(Problem(f"a kernel fails: {facts.op_error}", f"please report it with this text; rebuild: {REBUILD}"))
+        problems.append(
+            Problem(f"a kernel fails: {facts.op_error}", f"please report it with this text; rebuild: {REBUILD}")
+        )
     return problems
 
 

@@ -90,7 +90,9 @@ class Explanation:
         lines += [f"reference for {op}: {reason}" for op, reason in reasons.items()]
         flops = sum(row.flops * row.times for row in self.rows)
         moved = sum(row.bytes * row.times for row in self.rows)
-        total = f"{len(self.rows)} ops of jaxprims, {self.kernels} as kernels on an NVIDIA GPU; {_unit(flops, 'FLOP')}, "
+        total = (
+            f"{len(self.rows)} ops of jaxprims, {self.kernels} as kernels on an NVIDIA GPU; {_unit(flops, 'FLOP')}, "
+        )
         total += f"{_unit(moved, 'B')} moved, largest workspace {_unit(max((r.workspace for r in self.rows), default=0), 'B')}"
         if self.gpu:
             total += f", roofline {_time(sum(r.seconds(self.gpu, self.float32) * r.times for r in self.rows))}"

@@ -20,8 +20,14 @@ from typing import Any
 
 import numpy as np
 
+from jaxprims.act import api as act_api
 from jaxprims.conv import api as conv_api
+from jaxprims.norm import api as norm_api
+from jaxprims.pool import api as pool_api
+from tests.oracle import act as act_oracle
 from tests.oracle import conv as conv_oracle
+from tests.oracle import norm as norm_oracle
+from tests.oracle import pool as pool_oracle
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
@@ -174,13 +180,376 @@ CONV: list[Case] = [
 ]
 
 # --- pool -----------------------------------------------------------------------------------------------------------
-POOL: list[Case] = []
+def _pooled(oracle: Callable[..., Any], where: Any, **kw: Any) -> Callable[..., Any]:
+    return lambda *arrays: oracle(*arrays, where, **kw)
+
+
+_MAX_GRADS = ("max_pool", "max_pool_scatter")
+_AVG_GRADS = ("avg_pool", "avg_pool_dx")
+_POOL_3X3 = pool_oracle.axes((5, 6), (3, 3), (2, 2), "SAME")
+_POOL_DILATED = pool_oracle.axes((6, 5), (2, 2), (1, 2), [(1, 0), (0, 2)], (3, 2))
+_POOL_CROPPED = pool_oracle.axes((3, 4, 5), (2, 2, 3), (1, 2, 2), [(0, 1), (-1, 1), (1, 1)])
+_POOL_ADAPTIVE = [pool_oracle.adaptive(5, 3), pool_oracle.adaptive(4, 3)]
+
+
+def _unpool_operands(rng: np.random.Generator, i: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Values, and for each 2x2 window of a 4x6 image the flat index of one of its elements."""
+    if i == 0:
+        return rng.standard_normal(shape)
+    rows, cols = np.arange(2)[:, None, None] * 2, np.arange(3)[None, :, None] * 2
+    return (rows + rng.integers(0, 2, shape)) * 6 + cols + rng.integers(0, 2, shape)
+
+
+POOL: list[Case] = [
+    Case(
+        "max_pool",
+        "3x3s2-same-nhwc",
+        partial(pool_api.max_pool, window_shape=(3, 3), strides=2, padding="SAME"),
+        ((2, 5, 6, 4),),
+        _pooled(pool_oracle.max_pool, _POOL_3X3),
+        batch_axes=(0,),
+        kernels=("max_pool",),
+        grad_kernels=_MAX_GRADS,
+        make=distinct,
+    ),
+    Case(
+        "max_pool",
+        "dilated-nchw",
+        partial(
+            pool_api.max_pool,
+            window_shape=(2, 2),
+            strides=(1, 2),
+            padding=((1, 0), (0, 2)),
+            window_dilation=(3, 2),
+            layout="NCHW",
+        ),
+        ((2, 3, 6, 5),),
+        _pooled(pool_oracle.max_pool, _POOL_DILATED, last=False),
+        batch_axes=(0,),
+        kernels=("max_pool",),
+        grad_kernels=_MAX_GRADS,
+        make=distinct,
+    ),
+    Case(
+        "min_pool",
+        "cropped-ndhwc",
+        partial(
+            pool_api.min_pool, window_shape=(2, 2, 3), strides=(1, 2, 2), padding=((0, 1), (-1, 1), (1, 1)), layout="NDHWC"
+        ),
+        ((1, 3, 4, 5, 2),),
+        _pooled(pool_oracle.max_pool, _POOL_CROPPED, sign=-1.0),
+        kernels=("max_pool",),
+        grad_kernels=_MAX_GRADS,
+        make=distinct,
+    ),
+    Case(
+        "max_pool_with_argmax",
+        "2s1-nwc",
+        partial(pool_api.max_pool_with_argmax, window_shape=(2,), padding=1, layout="NWC"),
+        ((2, 6, 3),),
+        lambda x: (
+            pool_oracle.max_pool(x, pool_oracle.axes((6,), (2,), None, [(1, 1)])),
+            pool_oracle.argmax_pool(x, pool_oracle.axes((6,), (2,), None, [(1, 1)])),
+        ),
+        batch_axes=(0,),
+        out_batch_axes=(0, 0),
+        kernels=("max_pool",),
+        grad_kernels=_MAX_GRADS,
+        make=distinct,
+    ),
+    Case(
+        "max_unpool",
+        "2x2s2-nhwc",
+        partial(pool_api.max_unpool, window_shape=(2, 2), strides=2),
+        ((2, 2, 3, 4), (2, 2, 3, 4)),
+        lambda y, index: pool_oracle.unpool(y, index, (*y.shape[:-3], 4, 6, y.shape[-1]), 2),
+        diff=(0,),
+        batch_axes=(0, 0),
+        kernels=("max_pool_scatter",),
+        grad_kernels=("max_pool_gather", "max_pool_scatter"),
+        make=_unpool_operands,
+        operand_dtypes={1: "int32"},
+    ),
+    Case(
+        "avg_pool",
+        "3x3s2-same-include-nhwc",
+        partial(pool_api.avg_pool, window_shape=(3, 3), strides=2, padding="SAME"),
+        ((2, 5, 6, 4),),
+        _pooled(pool_oracle.avg_pool, _POOL_3X3, count_pad=True),
+        batch_axes=(0,),
+        kernels=("avg_pool",),
+        grad_kernels=_AVG_GRADS,
+    ),
+    Case(
+        "avg_pool",
+        "dilated-exclude-nchw",
+        partial(
+            pool_api.avg_pool,
+            window_shape=(2, 2),
+            strides=(1, 2),
+            padding=((1, 0), (0, 2)),
+            count_include_pad=False,
+            window_dilation=(3, 2),
+            layout="NCHW",
+        ),
+        ((2, 3, 6, 5),),
+        _pooled(pool_oracle.avg_pool, _POOL_DILATED, last=False),
+        batch_axes=(0,),
+        kernels=("avg_pool",),
+        grad_kernels=_AVG_GRADS,
+    ),
+    Case(
+        "lp_pool",
+        "p3-2x2s2-nhwc",
+        partial(pool_api.lp_pool, p=3, window_shape=(2, 2), strides=2),
+        ((2, 4, 4, 3),),
+        lambda x: pool_oracle.lp_pool(x, 3, pool_oracle.axes((4, 4), (2, 2), (2, 2))),
+        batch_axes=(0,),
+        kernels=("avg_pool",),
+        grad_kernels=_AVG_GRADS,
+        tol={"float32": 64, "float64": 64},
+    ),
+    Case(
+        "adaptive_max_pool",
+        "5x4-3x3-nhwc",
+        partial(pool_api.adaptive_max_pool, output_size=(3, 3)),
+        ((2, 5, 4, 3),),
+        _pooled(pool_oracle.max_pool, _POOL_ADAPTIVE),
+        batch_axes=(0,),
+        kernels=("max_pool",),
+        grad_kernels=_MAX_GRADS,
+        make=distinct,
+    ),
+    Case(
+        "adaptive_avg_pool",
+        "5x4-3x3-nchw",
+        partial(pool_api.adaptive_avg_pool, output_size=(3, 3), layout="NCHW"),
+        ((2, 3, 5, 4),),
+        _pooled(pool_oracle.avg_pool, _POOL_ADAPTIVE, last=False),
+        batch_axes=(0,),
+        kernels=("avg_pool",),
+        grad_kernels=_AVG_GRADS,
+    ),
+    Case(
+        "global_avg_pool",
+        "7x5-nhwc",  # 35 places, few outputs: one block for each
+        pool_api.global_avg_pool,
+        ((2, 7, 5, 8),),
+        lambda x: x.mean((-3, -2)),
+        batch_axes=(0,),
+        kernels=("avg_pool",),
+        grad_kernels=_AVG_GRADS,
+    ),
+    Case(
+        "global_max_pool",
+        "7x5-nchw",
+        partial(pool_api.global_max_pool, layout="NCHW"),
+        ((2, 2, 7, 5),),
+        lambda x: x.max((-2, -1)),
+        batch_axes=(0,),
+        kernels=("max_pool",),
+        grad_kernels=_MAX_GRADS,
+        make=distinct,
+    ),
+]
 
 # --- norm -----------------------------------------------------------------------------------------------------------
-NORM: list[Case] = []
+NORM: list[Case] = [
+    Case(
+        "batch_norm",
+        "statistics-nhwc",
+        norm_api.batch_norm,
+        ((2, 3, 2, 4), (4,), (4,)),
+        norm_oracle.batch_norm,
+        batch_axes=(0,),
+        out_batch_axes=(0, None, None),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        tol={"bfloat16": 6.0, "float16": 6.0},  # mean and var are float32: a few units of that
+        vmap=False,  # over scale alone, vmap itself broadcasts the statistics it returns; tests/test_norm.py vmaps this
+    ),
+    Case(
+        "batch_norm",
+        "residual-silu-nchw",
+        lambda x, s, b, r: norm_api.batch_norm(x, s, b, axis=1, residual=r, activation="silu")[0],
+        ((2, 3, 2, 2), (3,), (3,), (2, 3, 2, 2)),
+        lambda x, s, b, r: norm_oracle.batch_norm(x, s, b, r, axis=1, activation="silu")[0],
+        batch_axes=(0, None, None, 0),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        operand_dtypes={1: "float32", 2: "float32"},
+    ),
+    Case(
+        "batch_norm",
+        "mask",
+        lambda x, s, m: norm_api.batch_norm(x, s, mask=m)[0],
+        ((2, 3, 3), (3,), (2, 3, 1)),
+        lambda x, s, m: norm_oracle.batch_norm(x, s, mask=m)[0],
+        diff=(0, 1),
+        batch_axes=(0, None, 0),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        operand_dtypes={2: "bool"},
+        tol={"float32": 64.0},  # projections of y that nearly cancel
+        make=norm_oracle.masking(2),
+    ),
+    Case(
+        "batch_norm_inference",
+        "tanh-nhwc",
+        partial(norm_api.batch_norm_inference, activation="tanh"),
+        ((2, 2, 3), (3,), (3,), (3,), (3,)),
+        partial(norm_oracle.batch_norm_inference, activation="tanh"),
+        batch_axes=(0,),
+        kernels=("norm_apply",),
+        grad_kernels=("norm_apply", "norm_bwd"),
+        make=norm_oracle.positive(2),
+    ),
+    Case(
+        "layer_norm",
+        "last",
+        norm_api.layer_norm,
+        ((2, 3, 6), (6,), (6,)),
+        norm_oracle.layer_norm,
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        operand_dtypes={1: "float32", 2: "float32"},
+    ),
+    Case(
+        "layer_norm",
+        "inner-axis-gelu",
+        partial(norm_api.layer_norm, axis=1, activation="gelu"),
+        ((2, 5, 3), (5,), (5,)),
+        partial(norm_oracle.layer_norm, axis=1, activation="gelu"),
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "rms_norm",
+        "last",
+        norm_api.rms_norm,
+        ((3, 2, 8), (8,)),
+        norm_oracle.rms_norm,
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "group_norm",
+        "silu-nhwc",
+        partial(norm_api.group_norm, num_groups=2, activation="silu"),
+        ((2, 2, 3, 4), (4,), (4,)),
+        partial(norm_oracle.group_norm, num_groups=2, activation="silu"),
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "group_norm",
+        "nchw",
+        partial(norm_api.group_norm, num_groups=3, axis=1),
+        ((2, 6, 2, 2), (6,), (6,)),
+        partial(norm_oracle.group_norm, num_groups=3, axis=1),
+        batch_axes=(0,),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "instance_norm",
+        "residual-nwc",
+        lambda x, s, b, r: norm_api.instance_norm(x, s, b, residual=r, activation="tanh"),
+        ((2, 5, 3), (3,), (3,), (2, 5, 3)),
+        partial(norm_oracle.instance_norm, activation="tanh"),
+        batch_axes=(0, None, None, 0),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+    ),
+    Case(
+        "local_response_norm",
+        "size5-nhwc",
+        partial(norm_api.local_response_norm, alpha=1.0),
+        ((2, 2, 2, 7),),
+        partial(norm_oracle.local_response_norm, alpha=1.0),
+        batch_axes=(0,),
+        kernels=("lrn",),
+        grad_kernels=("lrn", "lrn_bwd"),
+    ),
+    Case(
+        "local_response_norm",
+        "size4-undivided-ncw",
+        partial(norm_api.local_response_norm, size=4, alpha=0.5, k=2.0, axis=1, divide_by_size=False),
+        ((2, 5, 3),),
+        partial(norm_oracle.local_response_norm, size=4, alpha=0.5, k=2.0, axis=1, divide_by_size=False),
+        batch_axes=(0,),
+        kernels=("lrn",),
+        grad_kernels=("lrn", "lrn_bwd"),
+    ),
+]
 
 # --- act (softmax, activations, bias, layout) --------------------------------------------------------------------------
-ACT: list[Case] = []
+ACT: list[Case] = [
+    Case(
+        "softmax",
+        "last",
+        act_api.softmax,
+        ((3, 2, 5),),
+        act_oracle.softmax,
+        batch_axes=(0,),
+        kernels=("softmax",),
+        grad_kernels=("softmax", "softmax_jvp"),
+    ),
+    Case(
+        "softmax",
+        "two-axes-fast-nchw",
+        partial(act_api.softmax, axis=(1, 2), algorithm="fast"),
+        ((2, 3, 2, 2),),
+        partial(act_oracle.softmax, axis=(1, 2)),
+        batch_axes=(0,),
+        kernels=("softmax",),
+        grad_kernels=("softmax", "softmax_jvp"),
+    ),
+    Case(
+        "log_softmax",
+        "channels-nchw",
+        partial(act_api.log_softmax, axis=1),
+        ((2, 4, 3),),
+        partial(act_oracle.log_softmax, axis=1),
+        batch_axes=(0,),
+        kernels=("log_softmax",),
+        grad_kernels=("log_softmax", "log_softmax_bwd"),
+    ),
+    Case(
+        "bias_act",
+        "gelu-alone",
+        partial(act_api.activation, name="gelu"),
+        ((3, 8),),
+        partial(act_oracle.bias_act, activation="gelu"),
+        batch_axes=(0,),
+        kernels=("bias_act",),
+        grad_kernels=("bias_act", "bias_act_jvp"),
+    ),
+    Case(
+        "bias_act",
+        "silu-residual-nchw",
+        lambda x, b, r: act_api.bias_act(x, b, "silu", axis=1, residual=r),
+        ((2, 3, 2, 2), (3,), (2, 3, 2, 2)),
+        partial(act_oracle.bias_act, activation="silu", axis=1),
+        batch_axes=(0, None, 0),
+        kernels=("bias_act",),
+        grad_kernels=("bias_act", "bias_act_jvp"),
+    ),
+    Case(
+        "transpose_layout",
+        "nhwc-to-nchw",
+        partial(act_api.transpose_layout, source="NHWC", target="NCHW"),
+        ((2, 3, 2, 4),),
+        lambda x: np.moveaxis(x, -1, 1),
+        batch_axes=(0,),
+        kernels=("transpose_layout",),
+        grad_kernels=("transpose_layout", "transpose_layout"),
+    ),
+]
 
 
 def all_cases() -> Sequence[Case]:

@@ -16,7 +16,17 @@ from jax.test_util import check_grads
 
 from tests.cases import Case
 from tests.contract import (
-    CASE_DTYPES, CASES, as_tuple, case_id, close_all, floats, grad_tolerance, in_float64, is_float, objective, resized,
+    CASE_DTYPES,
+    CASES,
+    as_tuple,
+    case_id,
+    close_all,
+    floats,
+    grad_tolerance,
+    in_float64,
+    is_float,
+    objective,
+    resized,
 )  # fmt: skip
 
 each_case = pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -83,7 +93,9 @@ def test_every_order_and_mode_against_finite_differences(case: Case):
                 full[i] = v
             return floats(case.fn)(*full)
 
-        check_grads(jax.jit(of_diff), tuple(x[i] for i in args), order=case.order, modes=("fwd", "rev"), atol=2e-4, rtol=2e-4)
+        check_grads(
+            jax.jit(of_diff), tuple(x[i] for i in args), order=case.order, modes=("fwd", "rev"), atol=2e-4, rtol=2e-4
+        )
 
 
 @each_case
@@ -123,9 +135,7 @@ def test_vmap_equals_a_loop(case: Case):
     def check(picked, axes):
         """`picked` operands are batched along `axes`, the others are those of member 0."""
         in_axes = tuple(axes[i] if i in picked else None for i in range(n))
-        stacked = [
-            jnp.stack([b[i] for b in base], axis=in_axes[i]) if i in picked else base[0][i] for i in range(n)
-        ]
+        stacked = [jnp.stack([b[i] for b in base], axis=in_axes[i]) if i in picked else base[0][i] for i in range(n)]
         members = [[b[i] if i in picked else base[0][i] for i in range(n)] for b in base]
 
         def loop(f):

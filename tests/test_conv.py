@@ -350,18 +350,18 @@ def test_no_batch_axis_or_several(layout, shape, batch):
     np.testing.assert_array_equal(conv(x, w, dimension_numbers=layout, residual=y), 2 * y)
 
 
-def test_batch_may_be_symbolic():
+@pytest.mark.parametrize("sizes, padding", [("n, 5, 4", 2), ("n, h, w", "SAME"), ("n, h, w", ((0, 1), (2, -1)))])
+def test_sizes_may_be_symbolic(sizes, padding):
     from jax import export
 
-    (n,) = export.symbolic_shape("n")
+    shape = export.symbolic_shape(sizes, constraints=["h >= 3", "w >= 3"] if "h" in sizes else [])
     w, b = jnp.ones((3, 3, 4, 2)), jnp.ones((2,))
 
     def f(x, w):
-        y, vjp = jax.vjp(lambda x, w: conv(x, w, b, activation="tanh", padding=2), x, w)
+        y, vjp = jax.vjp(lambda x, w: conv(x, w, b, activation="tanh", padding=padding, strides=(2, 1)), x, w)
         return y, *vjp(y)
 
-    spec = jax.ShapeDtypeStruct((n, 5, 4, 4), jnp.float32)
-    exported = export.export(jax.jit(f), platforms=["cpu"])(spec, w)
+    exported = export.export(jax.jit(f), platforms=["cpu"])(jax.ShapeDtypeStruct((*shape, 4), jnp.float32), w)
     x = jax.random.normal(jax.random.key(0), (3, 5, 4, 4))
     for got, want in zip(exported.call(x, w), f(x, w), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

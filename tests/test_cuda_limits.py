@@ -123,6 +123,7 @@ def test_strict_settings(flags):
     """A training step compiles and runs in a process of its own under XLA's deterministic modes and with CUDA graphs forced."""
     code = """
 import jax, jax.numpy as jnp, jaxprims
+jax.config.update("jax_default_matmul_precision", "highest")  # no TF32 in the reference
 def loss(p, x):
     y, _, _ = jaxprims.batch_norm(jaxprims.conv(x, p["w"]), p["s"], p["b"], activation="relu")
     y = jaxprims.max_pool(y, (3, 3), strides=(2, 2), padding="SAME")

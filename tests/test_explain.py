@@ -74,7 +74,9 @@ def test_every_kind_of_inner_program():
         return jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, same(c[1])), (0, x))[1]
 
     def scan(x):
-        return jax.lax.scan(lambda c, _: (jax.lax.scan(lambda d, _: (same(d), None), c, None, 4)[0], None), x, None, 5)[0]
+        return jax.lax.scan(lambda c, _: (jax.lax.scan(lambda d, _: (same(d), None), c, None, 4)[0], None), x, None, 5)[
+            0
+        ]
 
     @jax.custom_jvp
     def own(x):
@@ -142,7 +144,9 @@ def test_table_with_roofline():
         report.on("B2000")
 
 
-@pytest.mark.parametrize("value, text", [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (2.5e9, "2.5 GB"), (7e15, "7e+03 TB")])
+@pytest.mark.parametrize(
+    "value, text", [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (2.5e9, "2.5 GB"), (7e15, "7e+03 TB")]
+)
 def test_units(value, text):
     assert sys_explain._unit(value, "B") == text
 

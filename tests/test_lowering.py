@@ -26,12 +26,19 @@ def targets(text: str) -> list[str]:
 
 
 def copies(text: str) -> list[str]:
-    """Operations that move an array through memory: transposes, and broadcasts of anything but a scalar."""
-    found = [line for line in text.splitlines() if "stablehlo.transpose" in line]
+    """Operations that move an array through memory: transposes, and broadcasts of anything but a scalar's copies."""
+    found, uniform = [], set()
     for line in text.splitlines():
-        if "stablehlo.broadcast_in_dim" in line and not re.search(r": \(tensor<[a-z]\w*>\)", line):
-            found.append(line)
-    return [line.strip() for line in found]
+        if "stablehlo.transpose" in line:
+            found.append(line.strip())
+        broadcast = re.match(r"\s*(%\w+) = stablehlo.broadcast_in_dim (%\w+)", line)
+        if broadcast:
+            result, operand = broadcast.groups()
+            if operand in uniform or re.search(r": \(tensor<[a-z]\w*>\)", line):
+                uniform.add(result)
+            else:
+                found.append(line.strip())
+    return found
 
 
 @each_case

@@ -65,6 +65,7 @@ __device__ inline float act_slope(Act code, float z) {
     case Act::kTanh: { const float t = tanhf(z); return (1.f - t) * (1.f + t); }
     case Act::kSilu: { const float s = sigmoid(z); return s * (1.f + z * (1.f - s)); }
     case Act::kGelu: {
+      if (fabsf(z) > 12.f) return z > 0.f ? 1.f : 0.f;  // tanh is +-1; z * z may overflow
       const float t = tanhf(kGeluA * (z + kGeluB * z * z * z));
       return 0.5f * (1.f + t) + 0.5f * z * (1.f - t * t) * kGeluA * (1.f + 3.f * kGeluB * z * z);
     }
@@ -73,7 +74,7 @@ __device__ inline float act_slope(Act code, float z) {
     case Act::kSoftplus: return sigmoid(z);
     case Act::kHardSigmoid: return z > -3.f && z < 3.f ? 1.f / 6.f : 0.f;
     case Act::kHardSilu: return z <= -3.f ? 0.f : z >= 3.f ? 1.f : (2.f * z + 3.f) / 6.f;
-    case Act::kHardTanh: return z > -1.f && z < 1.f ? 1.f : 0.f;
+    case Act::kHardTanh: return z >= -1.f && z <= 1.f ? 1.f : 0.f;
     case Act::kMish: {
       const float t = tanhf(softplus(z));
       return t + z * (1.f - t * t) * sigmoid(z);

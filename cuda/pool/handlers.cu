@@ -60,14 +60,18 @@ ffi::Error read_options(const char* op, const PoolConfig& cfg, const Extent& e, 
   p.images = cfg.channels_last ? e.n : e.n * e.c;
   p.window1 = FastDiv(p.axis[1].window);
   p.window2 = FastDiv(p.axis[2].window);
+  p.size1 = FastDiv(std::max(1, p.axis[1].size));
+  p.size2 = FastDiv(std::max(1, p.axis[2].size));
   p.places = static_cast<uint32_t>(places);
   p.adaptive = cfg.adaptive != 0;
   p.minimum = cfg.minimum != 0;
+  p.flat = cfg.flat != 0;
   p.divisor = static_cast<int>(cfg.divisor);
   return ok();
 }
 
-ffi::Error place_width(const char* op, const Buffer& b, int& bytes) {
+ffi::Error place_width(const char* op, const Buffer& b, const PoolConfig& cfg, int& bytes) {
+  if (cfg.flat && b.dtype != ffi::DataType::S32) return unsupported(std::string(op) + ": flat indices are int32");
   switch (b.dtype) {
     case ffi::DataType::U8: bytes = 1; return ok();
     case ffi::DataType::U16: bytes = 2; return ok();
@@ -144,7 +148,7 @@ ffi::Error max_pool(cudaStream_t stream, const Buffers& in, const Buffers& out, 
   int bytes = 0;
   JAXPRIMS_TRY(arity(op, in, out, 1, 2));
   JAXPRIMS_TRY(read_dense(op, cfg, in[0], Side::kIn, out[0], Side::kOut, p));
-  JAXPRIMS_TRY(place_width(op, out[1], bytes));
+  JAXPRIMS_TRY(place_width(op, out[1], cfg, bytes));
   if (out[1].dims != out[0].dims) return bad("max_pool: both results have one shape");
   if (out[0].size() == 0) return ok();
   if (in[0].size() == 0) return bad("max_pool: an empty image has no maximum");
@@ -160,7 +164,7 @@ ffi::Error max_pool_gather(cudaStream_t stream, const Buffers& in, const Buffers
   int bytes = 0;
   JAXPRIMS_TRY(arity(op, in, out, 2, 1));
   JAXPRIMS_TRY(read_pair(op, cfg, in[0], Side::kIn, in[1], out[0], Side::kOut, p));
-  JAXPRIMS_TRY(place_width(op, in[1], bytes));
+  JAXPRIMS_TRY(place_width(op, in[1], cfg, bytes));
   if (out[0].size() == 0) return ok();
   return by_dtype(op, in[0].dtype, [&](auto t) {
     using T = decltype(t);
@@ -175,7 +179,7 @@ ffi::Error max_pool_scatter(cudaStream_t stream, const Buffers& in, const Buffer
   int bytes = 0;
   JAXPRIMS_TRY(arity(op, in, out, 2, 1));
   JAXPRIMS_TRY(read_pair(op, cfg, in[0], Side::kOut, in[1], out[0], Side::kIn, p));
-  JAXPRIMS_TRY(place_width(op, in[1], bytes));
+  JAXPRIMS_TRY(place_width(op, in[1], cfg, bytes));
   if (out[0].size() == 0) return ok();
   return by_dtype(op, in[0].dtype, [&](auto t) {
     using T = decltype(t);
@@ -217,7 +221,7 @@ using jaxprims::pool::PoolConfig;
 using jaxprims::Ints;
 JAXPRIMS_CONFIG(PoolConfig, FIELD(Ints, in_size), FIELD(Ints, out_size), FIELD(Ints, window), FIELD(Ints, strides),
                 FIELD(Ints, padding), FIELD(Ints, dilation), FIELD(int64_t, adaptive), FIELD(int64_t, channels_last),
-                FIELD(int64_t, minimum), FIELD(int64_t, divisor), FIELD(int64_t, batch_axes), FIELD(int64_t, data_mask),
+                FIELD(int64_t, minimum), FIELD(int64_t, flat), FIELD(int64_t, divisor), FIELD(int64_t, batch_axes), FIELD(int64_t, data_mask),
                 FIELD(int64_t, index_mask));
 
 JAXPRIMS_HANDLER(max_pool, PoolConfig, jaxprims::pool::max_pool);

@@ -1,6 +1,6 @@
 // Max (and min) pool forward, NHWC; NCHW is N*C images of one channel.
 //   y[n,p,q,c] = max over the places (r,s) of x[n, start(p) + r*dil, start(q) + s*dil, c] that are inside the image,
-//   place[n,p,q,c] = the winner's place in its window, r*S + s. Ties: the first in row-major order; NaN beats every number, the
+//   place[n,p,q,c] = the winner's place in its window, r*S + s, or (flat) its index h*W + w in the image. Ties: the first in row-major order; NaN beats every number, the
 //   first NaN wins; all -inf: the first place inside. A minimum is the maximum of -x.
 // Layout   x [N,D,H,W,C], y and place [N,O,P,Q,C] row-major; 16-byte vectors of channels where C allows it. place: 1, 2 or 4 bytes.
 // Work     max_pool_kernel: one thread = one output position x V channels, walks its window. max_pool_block_kernel (large
@@ -19,6 +19,14 @@ __device__ __forceinline__ bool wins(float b, int bp, float a, int ap) {
   return b > a || (b == a && bp < ap);
 }
 
+// Index of the (virtual) place 0 in row (r0, r1) of a window; each further place adds 1, or the dilation to a flat index. Both
+// kinds of index grow in the window's row-major order.
+__device__ __forceinline__ int index_of(const Pool& p, const Window& w0, const Window& w1, const Window& w2, int r0, int r1) {
+  const Axis &a0 = p.axis[0], &a1 = p.axis[1], &a2 = p.axis[2];
+  if (!p.flat) return (r0 * a1.window + r1) * a2.window;
+  return ((w0.start + r0 * a0.dilation) * a1.size + w1.start + r1 * a1.dilation) * a2.size + w2.start;
+}
+
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     max_pool_kernel(const Pool p, const Items items, const T* __restrict__ x, T* __restrict__ y, void* __restrict__ place,
@@ -31,13 +39,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                w2 = window_of(a2, p.adaptive, at.i2);
   const float sign = p.minimum ? -1.f : 1.f;
 
+  const int col = p.flat ? a2.dilation : 1;
+
   // -inf at the first place inside: nothing but a greater value or a NaN takes its place, so ties stay with the first.
   float best[V];
   int where[V];
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     best[v] = -INFINITY;
-    where[v] = (w0.first * a1.window + w1.first) * a2.window + w2.first;
+    where[v] = index_of(p, w0, w1, w2, w0.first, w1.first) + w2.first * col;
   }
   const T* image = x + at.image * p.in_image + at.group * V;
   const int64_t step = int64_t{a2.dilation} * p.channels;
@@ -45,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     for (int r1 = w1.first; r1 < w1.end; ++r1) {
       const T* src = image + element(w0.start + r0 * a0.dilation, w1.start + r1 * a1.dilation,
                                      w2.start + w2.first * a2.dilation, a1.size, a2.size, p.channels);
-      const int row = (r0 * a1.window + r1) * a2.window;
+      const int row = index_of(p, w0, w1, w2, r0, r1);
       for (int r2 = w2.first; r2 < w2.end; ++r2, src += step) {
         float value[V];
         load(value, src);
@@ -54,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           const float key = sign * value[v];
           if (key > best[v] || (key != key && best[v] == best[v])) {
             best[v] = key;
-            where[v] = row + r2;
+            where[v] = row + r2 * col;
           }
         }
       }
@@ -97,7 +107,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
       float value[V];
       load(value, image + element(w0.start + r0 * a0.dilation, w1.start + r1 * a1.dilation, w2.start + r2 * a2.dilation,
                                   a1.size, a2.size, p.channels));
-      const int here = (r0 * a1.window + r1) * a2.window + r2;
+      const int here = index_of(p, w0, w1, w2, r0, r1) + r2 * (p.flat ? a2.dilation : 1);
 #pragma unroll
       for (int v = 0; v < V; ++v)
         if (wins(sign * value[v], here, best[v], where[v])) {

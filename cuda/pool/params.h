@@ -22,7 +22,7 @@ enum Divisor : int { kSum = 0, kAllPlaces = 1, kPlacesInside = 2 };
 
 struct PoolConfig {
   Ints in_size, out_size, window, strides, padding, dilation;
-  int64_t adaptive, channels_last, minimum, divisor;
+  int64_t adaptive, channels_last, minimum, flat, divisor;
   int64_t batch_axes, data_mask, index_mask;  // gather and scatter: bit k: that operand has leading batch axis k of the result
 };
 
@@ -35,9 +35,10 @@ struct Batch {
 
 struct Pool {
   Axis axis[3];
-  FastDiv window1, window2;  // places along the two inner axes
+  FastDiv window1, window2, size1, size2;  // places and elements along the two inner axes
   uint32_t places = 1;
   bool adaptive = false, minimum = false;
+  bool flat = false;  // maxima are told by the element's index in the image (int32), not by the place in the window
   int divisor = kSum;
   int channels = 1;
   int64_t images = 0;
@@ -58,7 +59,7 @@ struct Items {
   }
 };
 
-// Launchers. `place_bytes` is 1, 2 or 4. Each returns cudaGetLastError().
+// Launchers. `place` holds places of `place_bytes` 1, 2 or 4, or flat indices (4). Each returns cudaGetLastError().
 template <class T>
 cudaError_t launch_max(const Pool&, const T* x, T* y, void* place, int place_bytes, cudaStream_t);
 template <class T>

@@ -1,5 +1,6 @@
 // The linear pair behind the maximum: gather (its tangent) and scatter (its gradient), each the other's transpose.
-//   gather   y[n,p,q,c]  = t[n, element at place[n,p,q,c]]                       0 where the place is outside the image
+//   gather   y[n,p,q,c]  = t[n, element at place[n,p,q,c]]                       0 where that is not in the window
+//   (place: the place in the window, or the element's flat index in the image)
 //   scatter  dx[n,h,w,c] = sum over the outputs (p,q) whose window has (h,w) at place[n,p,q,c] of dy[n,p,q,c]
 // Layout   t, dx [N,D,H,W,C]; y, dy, place [N,O,P,Q,C]; an operand may lack leading batch axes of the result (stride 0).
 // Work     gather: one thread = one output position x V channels. scatter: one thread = one input position x V channels; it looks at the
@@ -11,6 +12,13 @@
 namespace jaxprims::pool {
 namespace {
 
+__device__ __forceinline__ bool within(const Window& w, int r) { return r >= w.first && r < w.end; }
+
+// Whether output o's window w has the element i, 0 <= i < size.
+__device__ __forceinline__ bool has(const Axis& a, bool adaptive, int o, const Window& w, int i) {
+  return i >= w.start && within(w, place_of(a, adaptive, o, i));
+}
+
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     max_pool_gather_kernel(const Pool p, const Items items, const T* __restrict__ t, const void* __restrict__ place,
@@ -19,8 +27,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   if (n >= items.total) return;
   const Item at = item_at(items, n);
   const Axis &a0 = p.axis[0], &a1 = p.axis[1], &a2 = p.axis[2];
-  const int s0 = window_of(a0, p.adaptive, at.i0).start, s1 = window_of(a1, p.adaptive, at.i1).start,
-            s2 = window_of(a2, p.adaptive, at.i2).start;
+  const Window w0 = window_of(a0, p.adaptive, at.i0), w1 = window_of(a1, p.adaptive, at.i1),
+               w2 = window_of(a2, p.adaptive, at.i2);
+  const uint32_t elements = static_cast<uint32_t>(a0.size) * a1.size * a2.size;
   int64_t data, index;
   operand_images(p.batch, at.image, data, index);
 
@@ -32,15 +41,20 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 #pragma unroll
   for (int v = 0; v < V; ++v) {
     value[v] = 0.f;
-    if (where[v] >= p.places) continue;
-    uint32_t r0, r1, r2, line;
-    p.window2.divmod(where[v], line, r2);
-    p.window1.divmod(line, r0, r1);
-    const int i0 = s0 + static_cast<int>(r0) * a0.dilation, i1 = s1 + static_cast<int>(r1) * a1.dilation,
-              i2 = s2 + static_cast<int>(r2) * a2.dilation;
-    if (static_cast<uint32_t>(i0) < static_cast<uint32_t>(a0.size) && static_cast<uint32_t>(i1) < static_cast<uint32_t>(a1.size) &&
-        static_cast<uint32_t>(i2) < static_cast<uint32_t>(a2.size))
-      value[v] = to_float(image[element(i0, i1, i2, a1.size, a2.size, p.channels) + v]);
+    if (where[v] >= (p.flat ? elements : p.places)) continue;
+    uint32_t j0, j1, j2, line;  // the element's position, or its place along each axis
+    (p.flat ? p.size2 : p.window2).divmod(where[v], line, j2);
+    (p.flat ? p.size1 : p.window1).divmod(line, j0, j1);
+    bool inside_window;
+    if (p.flat) {
+      inside_window = has(a0, p.adaptive, at.i0, w0, j0) && has(a1, p.adaptive, at.i1, w1, j1) && has(a2, p.adaptive, at.i2, w2, j2);
+    } else {
+      inside_window = within(w0, j0) && within(w1, j1) && within(w2, j2);
+      j0 = w0.start + j0 * a0.dilation;
+      j1 = w1.start + j1 * a1.dilation;
+      j2 = w2.start + j2 * a2.dilation;
+    }
+    if (inside_window) value[v] = to_float(image[element(j0, j1, j2, a1.size, a2.size, p.channels) + v]);
   }
   store(y + at.image * p.out_image + inside, value);
 }
@@ -59,6 +73,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   operand_images(p.batch, at.image, data, index);
   const int64_t dy_at = data * p.out_image + at.group * V, place_at = index * p.out_image + at.group * V;
 
+  const int flat = element(at.i0, at.i1, at.i2, a1.size, a2.size, 1);
   float sum[V] = {};
   for (int q0 = o0.lo; q0 < o0.end; ++q0) {
     const int r0 = place_of(a0, p.adaptive, q0, at.i0);
@@ -77,7 +92,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         load(value, dy + dy_at + here);
 #pragma unroll
         for (int v = 0; v < V; ++v)
-          if (where[v] == static_cast<uint32_t>(row + r2)) sum[v] += value[v];
+          if (where[v] == static_cast<uint32_t>(p.flat ? flat : row + r2)) sum[v] += value[v];
       }
     }
   }

@@ -108,7 +108,7 @@ def window_count(size: Any, window: Any, stride: int) -> Any:
     return max(count, 0) if is_static(count) else count
 
 
-def gather(shape: Sequence[Any], spec: Spec, offset: int) -> tuple[Any, ...]:
+def gather(shape: Sequence[Any], spec: Sequence[int], offset: int) -> tuple[Any, ...]:
     """Sizes in the order of the spec (batch, feature, spatial...), behind ``offset`` leading axes."""
     return tuple(shape[offset + i] for i in spec)
 

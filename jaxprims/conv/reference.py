@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxprims.conv.params import ConvParams, Spec, dilated, leading, scatter, w_shape, x_shape, y_shape
+from jaxprims.conv.params import ConvParams, Spec, dilated, gather, leading, scatter, w_shape, x_shape, y_shape
 from jaxprims.core.activations import apply_activation
 from jaxprims.core.checks import as_float32, is_static
 
@@ -161,17 +161,24 @@ def _convolve(
 ) -> jax.Array:  # fmt: skip
     """lax's convolution with what negative padding cuts off cut off beforehand."""
     lhs_spec, _, _ = specs
+    if not is_static(*(n for pair in pads for n in pair), *gather(x.shape, lhs_spec, 0)[2:]):
+        # Symbolic sizes: lax's convolution takes no symbolic padding, its pad does.
+        config = [(0, 0, 0)] * x.ndim
+        for axis, (lo, hi), d in zip(lhs_spec[2:], pads, lhs_dilation, strict=True):
+            config[axis] = (lo, hi, d - 1)
+        x = lax.pad(x, jnp.zeros((), x.dtype), config)
+        pads, lhs_dilation = ((0, 0),) * len(pads), (1,) * len(pads)
     whole, kept = x, []
     for axis, (lo, hi), d in zip(lhs_spec[2:], pads, lhs_dilation, strict=True):
-        size = x.shape[axis]
-        if not is_static(size, lo, hi):  # symbolic sizes: taken as they are
+        if lo >= 0 and hi >= 0:
             kept.append((lo, hi))
             continue
+        size = x.shape[axis]
         # One element stands every d positions: cutting `-lo` positions takes ceil(-lo / d) elements and leaves zeros.
         first, last = max(-(lo // d), 0), max(-(hi // d), 0)
         if first + last >= size > 0:  # nothing is left but zeros
             return _zeros(whole, w, strides, pads, lhs_dilation, rhs_dilation, specs, batch_groups)
-        x = lax.slice_in_dim(x, first, size - last, axis=axis) if first or last else x
+        x = lax.slice_in_dim(x, first, size - last, axis=axis)
         kept.append((lo + first * d, hi + last * d))
     return lax.conv_general_dilated(
         x, w, strides, kept, lhs_dilation, rhs_dilation,

@@ -42,7 +42,7 @@ ACTIVATIONS: dict[str | None, Activation] = {
     "soft_sign": Activation(16, jax.nn.soft_sign),
     "log_sigmoid": Activation(17, jax.nn.log_sigmoid),
 }
-ALIASES = {"swish": "silu", "hard_swish": "hard_silu", "identity": None, "linear": None, "none": None}
+ALIASES: dict[str | None, str | None] = {"swish": "silu", "hard_swish": "hard_silu", "identity": None, "linear": None, "none": None}
 
 
 def check_activation(name: str | None) -> str | None:

@@ -43,7 +43,9 @@ def canonical_tuple(value: Any, n: int, name: str, *, low: int | None = 1) -> tu
     if isinstance(value, Sequence) or (hasattr(value, "__iter__") and getattr(value, "ndim", 1) != 0):
         items = tuple(value)
         if len(items) != n:
-            raise ValueError(f"{name}={items!r} has {len(items)} entries for {n} spatial axes; give an int or {n} ints.")
+            raise ValueError(
+                f"{name}={items!r} has {len(items)} entries for {n} spatial axes; give an int or {n} ints."
+            )
     else:
         items = (value,) * n
     return tuple(canonical_int(v, name if n == 1 else f"{name}[{i}]", low=low) for i, v in enumerate(items))
@@ -78,14 +80,17 @@ def canonical_padding(
         if word in ("SAME", "SAME_LOWER"):
             lower = word == "SAME_LOWER"
             return tuple(
-                same_padding(i, w, s, d, lower=lower) for i, w, s, d in zip(in_sizes, window, strides, dilation, strict=True)
+                same_padding(i, w, s, d, lower=lower)
+                for i, w, s, d in zip(in_sizes, window, strides, dilation, strict=True)
             )
         if word == "CAUSAL":
             if n != 1:
                 raise ValueError(f"{name}='CAUSAL' needs one spatial axis, got {n}; give (low, high) pairs instead.")
             return (((window[0] - 1) * dilation[0], 0),)
         remedy = " Pad with jnp.pad(mode='wrap') first and give 'VALID'." if word == "CIRCULAR" else ""
-        raise ValueError(f"{name}={padding!r} is not known; give one of {', '.join(map(repr, PADDING_STRINGS))}, an int, or {n} (low, high) pairs.{remedy}")
+        raise ValueError(
+            f"{name}={padding!r} is not known; give one of {', '.join(map(repr, PADDING_STRINGS))}, an int, or {n} (low, high) pairs.{remedy}"
+        )
     if not isinstance(padding, Sequence) and not hasattr(padding, "__iter__"):
         p = canonical_int(padding, name)
         return ((p, p),) * n
@@ -113,7 +118,9 @@ def check_float(x: Any, name: str, *, complex_ok: bool = False) -> None:
     dtype = jnp.result_type(x)
     if jnp.issubdtype(dtype, jnp.floating) or (complex_ok and jnp.issubdtype(dtype, jnp.complexfloating)):
         return
-    raise TypeError(f"{name} has dtype {dtype}; this op needs a floating dtype: cast it with {name}.astype(jnp.float32).")
+    raise TypeError(
+        f"{name} has dtype {dtype}; this op needs a floating dtype: cast it with {name}.astype(jnp.float32)."
+    )
 
 
 def check_same_dtype(arrays: Mapping[str, Any]) -> None:
@@ -151,9 +158,13 @@ def check_layout(layout: str, ndim: int, name: str = "layout") -> int:
         raise ValueError(f"{name}={layout!r} is not known; give one of {', '.join(map(repr, LAYOUTS))}.")
     channel_last = known != 1
     if ndim < 3 or ndim > 5:
-        raise ValueError(f"{name}={layout!r}: the array has {ndim} axes; 1 to 3 spatial axes beside batch and channel are taken.")
+        raise ValueError(
+            f"{name}={layout!r}: the array has {ndim} axes; 1 to 3 spatial axes beside batch and channel are taken."
+        )
     if len(layout) not in (ndim, 4):  # "NHWC" and "NCHW" stand for any rank
-        raise ValueError(f"{name}={layout!r} names {len(layout)} axes, the array has {ndim}; give {'NHWC' if channel_last else 'NCHW'!r}.")
+        raise ValueError(
+            f"{name}={layout!r} names {len(layout)} axes, the array has {ndim}; give {'NHWC' if channel_last else 'NCHW'!r}."
+        )
     return ndim - 1 if channel_last else 1
 
 

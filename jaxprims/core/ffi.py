@@ -59,7 +59,9 @@ def _load() -> tuple[ctypes.CDLL | None, Status]:
     have = runtime_api()
     path = _find()
     if path is None:
-        return None, Status(False, reason="this installation was built without CUDA kernels", remedy=BUILD, runtime_api=have)
+        return None, Status(
+            False, reason="this installation was built without CUDA kernels", remedy=BUILD, runtime_api=have
+        )
     try:
         library = ctypes.CDLL(str(path))
         library.jaxprims_build_info.restype = ctypes.c_char_p
@@ -69,9 +71,7 @@ def _load() -> tuple[ctypes.CDLL | None, Status]:
         return None, Status(False, str(path), f"the library does not load: {e}", REINSTALL, runtime_api=have)
     built = (version // 1000, version % 1000)
     if have is not None and (built[0] != have[0] or built[1] > have[1]):
-        reason = (
-            f"the library was built for XLA FFI API {built[0]}.{built[1]}, the installed jaxlib speaks {have[0]}.{have[1]}"
-        )
+        reason = f"the library was built for XLA FFI API {built[0]}.{built[1]}, the installed jaxlib speaks {have[0]}.{have[1]}"
         warnings.warn(f"jaxprims: {reason}; the reference runs instead. Mend it with: {REINSTALL}", stacklevel=2)
         return None, Status(False, str(path), reason, REINSTALL, built, have, info)
     return library, Status(True, str(path), None, None, built, have, info)

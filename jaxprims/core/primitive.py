@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax._src.dispatch import prim_requires_devices_during_lowering  # the one private name: see _needs_partitioning
@@ -233,7 +234,10 @@ def _automatic_tangents(op: Op, params: Any, primals: Sequence[Any], dots: list[
     floating = [jnp.issubdtype(y.dtype, jnp.inexact) for y in outs]
     if not parts:
         return [None] * len(outs)
-    return [functools.reduce(jnp.add, column) if f else None for f, column in zip(floating, zip(*parts, strict=True), strict=True)]
+    return [
+        functools.reduce(jnp.add, column) if f else None
+        for f, column in zip(floating, zip(*parts, strict=True), strict=True)
+    ]
 
 
 def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend: str) -> list[Any]:
@@ -242,6 +246,7 @@ def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend:
         return [ad.Zero(x.aval) if w else None for x, w in zip(operands, wanted, strict=True)]
     cts = [ad.instantiate_zeros(ct) for ct in cts]
     args = [x.aval if w else x for x, w in zip(operands, wanted, strict=True)]
+    assert op.transpose is not None  # only then is this rule registered
     with settings.use(backend):
         grads = op.transpose(params, cts, args, wanted)
     return [g if w else None for g, w in zip(grads, wanted, strict=True)]
@@ -252,6 +257,13 @@ def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend:
 
 def _batch(op: Op, args: Sequence[Any], dims: Sequence[Any], *, params: Any, backend: str) -> tuple[Any, Any]:
     size = next(x.shape[d] for x, d in zip(args, dims, strict=True) if d is not None)
+    if isinstance(size, int) and size == 0:  # a batch of none: folded into N, N could not be told from 0 * N
+        members = [
+            jax.ShapeDtypeStruct(x.shape if d is None else x.shape[:d] + x.shape[d + 1 :], x.dtype)
+            for x, d in zip(args, dims, strict=True)
+        ]
+        results = op.shape(params, *members)
+        return [jnp.zeros((0, *s), d) for s, d in results], [0] * len(results)
     with settings.use(backend):
         outs, out_dims = op.batch(params, list(args), list(dims), size)
     return list(outs), list(out_dims)
@@ -270,8 +282,7 @@ def fold_leading(x: jax.Array, dim: int) -> jax.Array:
 
 def unfold_leading(y: jax.Array, size: int) -> jax.Array:
     """Inverse of :func:`fold_leading` on a result: axis 0 is the batch again."""
-    n = y.shape[0] // size if not isinstance(size, int) or size else 0
-    return y.reshape(size, n, *y.shape[1:])
+    return y.reshape(size, y.shape[0] // size, *y.shape[1:])
 
 
 # --- lowering -----------------------------------------------------------------------------------------------------------
@@ -314,11 +325,17 @@ def _lower_reference(op: Op, ctx: Any, *operands: Any, params: Any, backend: str
     rule = _rule_in(op, ctx, params) if _needs_partitioning(ctx) and "tpu" not in platforms else None
     if rule is not None:
         return mlir.lower_fun(partitioned(op, params, backend, rule), multiple_results=True)(ctx, *operands)
+    # Types of shard_map have been checked by now; without them the reference may use jax.linear_transpose and the like.
+    ctx = ctx.replace(avals_in=[jax.core.ShapedArray(a.shape, a.dtype) for a in ctx.avals_in])
     return mlir.lower_fun(lambda *x: tuple(op.reference(params, *x)), multiple_results=True)(ctx, *operands)
 
 
 def _lower_cuda(op: Op, ctx: Any, *operands: Any, params: Any, backend: str) -> Any:
-    if backend == "reference" or op.limit(params, ctx.avals_in) or _empty(ctx.avals_in, [a.shape for a in ctx.avals_out]):
+    if (
+        backend == "reference"
+        or op.limit(params, ctx.avals_in)
+        or _empty(ctx.avals_in, [a.shape for a in ctx.avals_out])
+    ):
         return _lower_reference(op, ctx, *operands, params=params, backend=backend)
     if not (ffi.usable() or (backend == "cuda" and not ffi.gpu_present())):  # cross-lowering needs no library
         if backend == "cuda":
@@ -336,7 +353,8 @@ def _lower_cuda(op: Op, ctx: Any, *operands: Any, params: Any, backend: str) -> 
     results = len(ctx.avals_out)
     if not isinstance(space, int) or space:
         ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((space,), np.dtype(np.uint8))])
-    lowering = jax.ffi.ffi_lowering(op.target, **({"extra_attributes": extra} if extra else {}))
+    options: dict[str, Any] = {"extra_attributes": extra} if extra else {}
+    lowering = jax.ffi.ffi_lowering(op.target, **options)
     return list(lowering(ctx, *operands, config=config))[:results]
 
 

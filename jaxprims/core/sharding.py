@@ -75,7 +75,9 @@ def _mesh_axes(entry: Any) -> tuple[str, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
-def assign(rule: Rule, specs: Sequence[Any], shapes: Sequence[tuple[int, ...]], mesh_shape: Any) -> dict[str, tuple[str, ...]]:
+def assign(
+    rule: Rule, specs: Sequence[Any], shapes: Sequence[tuple[int, ...]], mesh_shape: Any
+) -> dict[str, tuple[str, ...]]:
     """Mesh axes of every factor, from the specs that operands and results arrive with (the first to name one wins)."""
     axes: dict[str, tuple[str, ...]] = {}
     used: set[str] = set()
@@ -148,7 +150,9 @@ def partitioned(op: Op, params: Any, backend: str, rule: Rule) -> Callable[..., 
     call.def_partition(
         partition=partition,
         sharding_rule=_shardy_text(rule),
-        need_replication_factors=tuple(_shardy_name(f) for f in rule.whole if f in _names(rule)),
+        need_replication_factors=tuple(
+            _shardy_name(f) for f in _names(rule) if f in rule.whole
+        ),  # in order of first use
         reduction_factors=tuple(_shardy_name(f) for f in rule.reductions),
     )
     return call

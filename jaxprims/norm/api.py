@@ -29,7 +29,16 @@ def _axes(x: jax.Array, axis: Ints, feature_axes: Ints | None) -> tuple[Axes, Ax
 
 
 def _row_norm(
-    kind: str, x: Any, scale: Any, bias: Any, axis: Ints, feature_axes: Ints | None, eps: Any, activation: Any, residual: Any, mask: Any
+    kind: str,
+    x: Any,
+    scale: Any,
+    bias: Any,
+    axis: Ints,
+    feature_axes: Ints | None,
+    eps: Any,
+    activation: Any,
+    residual: Any,
+    mask: Any,
 ) -> Any:
     x = layout.check_input(x, "layer_norm" if kind == "moments" else "rms_norm")
     reduce, feature = _axes(x, axis, feature_axes)
@@ -148,7 +157,9 @@ def group_norm(
     """
     x = layout.check_input(x, "group_norm")
     if x.ndim < 2:
-        raise ValueError(f"x of shape {tuple(x.shape)} has no batch axis; group_norm needs [N, ..., C] (add one with x[None]).")
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} has no batch axis; group_norm needs [N, ..., C] (add one with x[None])."
+        )
     c = canonical_axis(axis, x.ndim)
     channels = x.shape[c]
     if num_groups is not None and group_size is not None:
@@ -174,8 +185,8 @@ def group_norm(
     residual = layout.check_residual(residual, x)
     masked = layout.check_mask(mask, x)
 
-    def split(a: jax.Array | None, at: int) -> jax.Array | None:
-        return a if a is None else a.reshape(*a.shape[:at], groups, size, *a.shape[at + 1 :])
+    def split(a: jax.Array, at: int) -> jax.Array:
+        return a.reshape(*a.shape[:at], groups, size, *a.shape[at + 1 :])
 
     if masked is not None:
         m, axes = masked
@@ -185,9 +196,16 @@ def group_norm(
             m, new = split(m, at), (*new[:at], c, *new[at:])
         masked = m, new
     y = layout.normalise(
-        split(x, c), split(scale, 0), split(bias, 0), reduce=tuple(sorted(a if a < c else a + 1 for a in reduce)),
-        feature=(c, c + 1), eps=layout.check_eps(eps), activation=activation, residual=split(residual, c), mask=masked,
-    )[0]  # fmt: skip
+        split(x, c),
+        None if scale is None else split(scale, 0),
+        None if bias is None else split(bias, 0),
+        reduce=tuple(a if a < c else a + 1 for a in reduce),  # of the pair (groups, size) the size alone
+        feature=(c, c + 1),
+        eps=layout.check_eps(eps),
+        activation=activation,
+        residual=None if residual is None else split(residual, c),
+        mask=masked,
+    )[0]
     return y.reshape(x.shape)
 
 
@@ -225,7 +243,9 @@ def instance_norm(
         raise ValueError(f"axis={axis!r} names the batch axis 0; instance_norm keeps it apart: x is [N, ..., C].")
     reduce = tuple(a for a in range(1, x.ndim) if a not in feature)
     if not reduce:
-        raise ValueError(f"x of shape {tuple(x.shape)} has no axis between batch and channels {feature} to normalise over.")
+        raise ValueError(
+            f"x of shape {tuple(x.shape)} has no axis between batch and channels {feature} to normalise over."
+        )
     return layout.normalise(
         x,
         layout.check_param(scale, "scale", x, feature),
@@ -276,7 +296,7 @@ def local_response_norm(
     c = canonical_axis(axis, x.ndim)
     size = canonical_int(size, "size", low=1)
     for name, v in (("alpha", alpha), ("beta", beta), ("k", k)):
-        if isinstance(v, jax.core.Tracer) or not isinstance(v, (int, float)):
+        if not isinstance(v, (int, float)):
             raise TypeError(f"{name}={v!r} must be a Python number: it is compiled into the kernel.")
     full = tuple(range(x.ndim))
     a = float(alpha) / size if divide_by_size else float(alpha)

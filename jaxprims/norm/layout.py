@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxprims.core.activations import check_activation
 from jaxprims.core.checks import check_float
@@ -22,7 +23,7 @@ def check_input(x: Any, op: str) -> jax.Array:
 
 
 def check_eps(eps: Any) -> float:
-    if isinstance(eps, jax.core.Tracer) or not isinstance(eps, (int, float)) and getattr(eps, "ndim", 1) != 0:
+    if not isinstance(eps, (int, float, np.integer, np.floating)):
         raise TypeError(f"eps={eps!r} must be a Python float: it is compiled into the kernel.")
     value = float(eps)
     if not value >= 0:
@@ -37,7 +38,9 @@ def check_param(p: Any, name: str, x: jax.Array, axes: Axes, shape: tuple[Any, .
     p = jnp.asarray(p)
     want = tuple(x.shape[a] for a in axes) if shape is None else shape
     if tuple(p.shape) != want:
-        raise ValueError(f"{name} has shape {tuple(p.shape)}; x of shape {tuple(x.shape)} needs {want} (its axes {axes}).")
+        raise ValueError(
+            f"{name} has shape {tuple(p.shape)}; x of shape {tuple(x.shape)} needs {want} (its axes {axes})."
+        )
     if p.dtype not in (x.dtype, jnp.float32):
         raise TypeError(f"{name} has dtype {p.dtype}; give float32 or x's dtype {x.dtype}.")
     return p

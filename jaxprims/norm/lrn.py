@@ -21,6 +21,8 @@ from jaxprims.core.checks import as_float32
 from jaxprims.core.primitive import Op, define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 
+MAX_SIZE = 2048  # cuda/norm/lrn.cu, tiling
+
 
 @dataclass(frozen=True)
 class LrnParams:
@@ -97,6 +99,8 @@ def _reference_bwd(params: LrnParams, x: jax.Array, dy: jax.Array) -> tuple[jax.
 
 
 def _supports(params: LrnParams, *avals: Any) -> str | None:
+    if params.size > MAX_SIZE:
+        return f"size={params.size}; the kernels stage windows of up to {MAX_SIZE} channels in shared memory"
     for a in avals:
         if a.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16):
             return f"dtype {a.dtype}; the kernels take float32, float16 and bfloat16"
@@ -153,7 +157,9 @@ def _jvp(params: LrnParams, primals: Sequence[Any], tangents: Sequence[Any]) -> 
 
 
 def _transposed(op: Callable[[], Op]) -> Callable[..., Any]:
-    def transpose(params: LrnParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+    def transpose(
+        params: LrnParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]
+    ) -> tuple[Any, ...]:
         if wanted[0]:
             raise NotImplementedError("the tangent of lrn is not linear in x")
         new = replace(params, d_axes=params.out_axes, out_axes=params.d_axes)

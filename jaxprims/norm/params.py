@@ -12,6 +12,7 @@ it to 2^-48); ``xd scaled biasd residuald meand vard`` tangents; ``dy`` and ``cm
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxprims.core.activations import activation_code
+from jaxprims.core.checks import is_static
 from jaxprims.core.primitive import Op, move_to_front
 from jaxprims.core.sharding import Rule
 
@@ -83,6 +85,13 @@ def shape(params: NormParams, *avals: Any) -> tuple[tuple[tuple[Any, ...], Any],
     return tuple((tuple(sizes[a] for a in axes), np.dtype(dtype)) for _, axes, dtype in params.results)
 
 
+def summed_over(params: NormParams, name: str) -> Axes:
+    """The kept axes that a tangent of a statistic is summed over: those it lacks and its terms have."""
+    axes = next(a for n, a, _ in params.results if n == name)
+    terms = {a for n, has in params.operands if n in ("x", "mask", "xd", "mean") for a in has}
+    return tuple(a for a in params.stat_axes if a in terms and a not in axes)
+
+
 # --- what the kernels take -----------------------------------------------------------------------------------------------
 
 
@@ -120,7 +129,8 @@ def supports(params: NormParams, *avals: Any) -> str | None:
             return f"{name} lies over more than two runs of adjacent axes"
         if name in SUMS and not _pattern_ok(axes, params.rank):
             return f"the axes that {name} is summed over cannot be merged into two runs"
-        if name in ("y", "dx", "dresidual", "yd") and len(axes) != params.rank:
+        summed = name in ("tmean", "tvar") and summed_over(params, name)
+        if summed or (name in ("y", "dx", "dresidual", "yd") and len(axes) != params.rank):
             return f"{name} is a sum over a batch axis"
     return None
 
@@ -143,17 +153,12 @@ def config(params: NormParams, *_: Any) -> dict[str, Any]:
 
 def workspace(params: NormParams, *avals: Any) -> int:
     """A statistic over very many elements is cut into chunks whose partial results need room; small problems need none."""
-    total = 1
-    for s in sizes_of(params, avals):
-        total = total * s if isinstance(s, int) and isinstance(total, int) else None  # type: ignore[assignment]
-    return 0 if total is not None and total < 1 << 14 else WORKSPACE
+    sizes = sizes_of(params, avals)
+    return 0 if is_static(*sizes) and math.prod(sizes) < 1 << 14 else WORKSPACE
 
 
 def cost(params: NormParams, *avals: Any) -> int:
-    total = 1
-    for s in sizes_of(params, avals):
-        total *= s
-    return 10 * total
+    return 10 * math.prod(sizes_of(params, avals))
 
 
 # --- transformations ------------------------------------------------------------------------------------------------------
@@ -184,7 +189,7 @@ def batch_rule(op: Callable[[], Op]) -> Callable[..., Any]:
     return batch
 
 
-def sharding(params: NormParams, *_: Any) -> Rule:
+def sharding(params: NormParams, *_avals: Any) -> Rule:
     """Axes of statistics are free; reduced ones are whole, unless the statistics are joint ones of the batch."""
 
     def term(axes: Axes) -> str:
@@ -193,6 +198,13 @@ def sharding(params: NormParams, *_: Any) -> Rule:
     left = ", ".join(term(axes) for _, axes in params.operands)
     right = ", ".join(term(axes) for _, axes, _ in params.results)
     whole = set() if params.fixed or params.joint else set(params.reduce)
+    sums = {n for n, _, _ in params.results if n in SUMS}
+    gradient = bool(sums) or params.wants("dx") or params.wants("dresidual") or params.wants("yd")
+    # An axis that only some of the gradients are sums over (one of vmap's) stays whole: collectives sum all alike.
+    for a in range(params.rank):
+        lacking = {n for n, axes, _ in params.results if a not in axes and n not in ("tmean", "tvar")}
+        if gradient and lacking and lacking != sums:
+            whole.add(a)
     for name, axes, _ in params.results:  # not sums over what they lack
         if name in (*STATS, "tmean", "tvar"):
             whole |= {a for a in range(params.rank) if a not in axes and a not in params.reduce}

@@ -22,6 +22,7 @@ from jaxprims.core.checks import as_float32
 from jaxprims.core.primitive import Op, define_primitive
 from jaxprims.norm import reference
 from jaxprims.norm.params import (
+    SUMS,
     Axes,
     NormParams,
     batch_rule,
@@ -36,7 +37,14 @@ from jaxprims.norm.params import (
 )
 
 TANGENTS = {"x": "xd", "scale": "scaled", "bias": "biasd", "residual": "residuald", "mean": "meand", "var": "vard"}
-GRADIENTS = {"xd": "dx", "scaled": "dscale", "biasd": "dbias", "residuald": "dresidual", "meand": "dmean", "vard": "dvar"}
+GRADIENTS = {
+    "xd": "dx",
+    "scaled": "dscale",
+    "biasd": "dbias",
+    "residuald": "dresidual",
+    "meand": "dmean",
+    "vard": "dvar",
+}
 COTANGENTS = {"yd": "dy", "tmean": "cmean", "tvar": "cvar"}
 BACK = {v: k for k, v in GRADIENTS.items()}
 JOINTLY = {v: k for k, v in COTANGENTS.items()}
@@ -48,7 +56,9 @@ def _residuals(params: NormParams) -> tuple[str, ...]:
     return tuple(n for n in keep if params.has(n))
 
 
-def _tangent_call(params: NormParams, values: dict[str, Any], axes: dict[str, Axes], dots: dict[str, Any], y: Any) -> Any:
+def _tangent_call(
+    params: NormParams, values: dict[str, Any], axes: dict[str, Axes], dots: dict[str, Any], y: Any
+) -> Any:
     """norm_jvp of a forward op: ``values`` are its operands and statistics by name, ``dots`` the tangents that are not zero."""
     terms = [(TANGENTS[n], axes[n]) for n in TANGENTS if dots.get(n) is not None]
     keep = (*_residuals(params), *(n for n in ("mean", "var", "low") if n in axes))
@@ -116,7 +126,9 @@ def _apply_jvp_rule(params: NormParams, primals: Sequence[Any], tangents: Sequen
         return outs, (None,)
     names = [n for n, _ in params.operands]
     dots = dict(zip(names, tangents, strict=True))
-    return outs, _tangent_call(params, dict(zip(names, primals, strict=True)), dict(params.operands), dots, params.results[0])
+    return outs, _tangent_call(
+        params, dict(zip(names, primals, strict=True)), dict(params.operands), dots, params.results[0]
+    )
 
 
 # --- tangent and backward: each the transpose of the other ------------------------------------------------------------------
@@ -133,20 +145,26 @@ def _split(params: NormParams, operands: Sequence[Any], wanted: Sequence[bool], 
     return [t for t, _ in rest], [x for _, x in rest], lin
 
 
-def _jvp_transpose(params: NormParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+def _jvp_transpose(
+    params: NormParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]
+) -> tuple[Any, ...]:
     rest, values, lin = _split(params, operands, wanted, list(GRADIENTS))
     asked = [(GRADIENTS[n], axes, str(x.dtype)) for (n, axes), x, w in lin if w]
     results = list(asked)
     if params.joint and not any(r[0] in ("dscale", "dbias") for r in results):
         # A result that is a sum over the batch, so that a batch split over devices is known to need communication.
-        results.append(("dbias", dict(rest)["var"], stat_dtype(dict(zip([n for n, _ in rest], values, strict=True))["x"].dtype)))
+        results.append(
+            ("dbias", dict(rest)["var"], stat_dtype(dict(zip([n for n, _ in rest], values, strict=True))["x"].dtype))
+        )
     ops = [(COTANGENTS[n], axes) for n, axes, _ in params.results]
     grads = bwd_op(replace(params, operands=(*ops, *rest), results=tuple(results)), *cts, *values)
     by_name = dict(zip([r[0] for r in asked], grads, strict=False))
     return tuple(by_name[GRADIENTS[n]] if w else None for (n, _), w in zip(params.operands, wanted, strict=True))
 
 
-def _bwd_transpose(params: NormParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]) -> tuple[Any, ...]:
+def _bwd_transpose(
+    params: NormParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]
+) -> tuple[Any, ...]:
     rest, values, lin = _split(params, operands, wanted, list(JOINTLY))
     results = tuple((JOINTLY[n], axes, str(x.dtype)) for (n, axes), x, _ in lin)
     ops = [(BACK[n], axes) for n, axes, _ in params.results]
@@ -158,14 +176,13 @@ def _bwd_transpose(params: NormParams, cts: Sequence[Any], operands: Sequence[An
 # --- statistics of a batch split over devices ------------------------------------------------------------------------------
 
 
-def combine(
-    mean: Any, var: Any, low: Any, count: Any, psum: Callable[[Any], Any]
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """(mean, var, low, count) of the union of parts, from each part's; ``psum`` sums over the parts.
+def combine(parts: Sequence[Any], psum: Callable[[Any], Any]) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """(mean, var, low, count) of the union of parts, from ``parts``, this part's own; ``psum`` sums over the parts.
 
     Counts are combined, not means: the mean is sum(n_k mean_k) / sum(n_k), and the squared deviations of the parts are
     moved to it before they are added, so that unequal and empty parts come out right.
     """
+    mean, var, low, count = parts
     total = psum(count)
     share = count / jnp.maximum(total, 1)
     whole = psum(share * mean)
@@ -180,7 +197,11 @@ def _stats_of(params: NormParams, x: Any, mask: Any) -> tuple[Any, ...]:
     kept = next(a for n, a, _ in params.results if n == "mean")
     kind = stat_dtype(x.dtype)
     new = NormParams(
-        params.rank, params.reduce, tuple(terms), tuple((n, kept, kind) for n in ("mean", "var", "low", "count")), params.eps
+        params.rank,
+        params.reduce,
+        tuple(terms),
+        tuple((n, kept, kind) for n in ("mean", "var", "low", "count")),
+        params.eps,
     )
     return stats_op(new, *([x] if mask is None else [x, mask]))
 
@@ -189,9 +210,7 @@ def _norm_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...
     def local(*operands: Any) -> tuple[Any, ...]:
         a = dict(zip([n for n, _ in params.operands], operands, strict=True))
         axes = dict(params.operands)
-        mean, var, low, _ = combine(
-            *_stats_of(params, a["x"], a.get("mask")), lambda v: jax.lax.psum(v, names)
-        )
+        mean, var, low, _ = combine(_stats_of(params, a["x"], a.get("mask")), _reduced(names))
         stats = {"mean": mean, "var": var, "low": low}
         kept = {n: ax for n, ax, _ in params.results if n in stats}
         order = [n for n in ("scale", "bias", "residual") if n in a]
@@ -224,7 +243,12 @@ def _jvp_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...,
             c, xd = (full["x"] - full["mean"]) - full["low"], full["xd"]
             weight = jnp.broadcast_to(full["mask"], xd.shape) if "mask" in full else jnp.ones_like(xd)
             n = jnp.maximum(psum(jnp.sum(weight, params.reduce, keepdims=True, dtype=xd.dtype)), 1)
-            sums = psum((jnp.sum(weight * xd, params.reduce, keepdims=True), jnp.sum(weight * c * xd, params.reduce, keepdims=True)))
+            sums = psum(
+                (
+                    jnp.sum(weight * xd, params.reduce, keepdims=True),
+                    jnp.sum(weight * c * xd, params.reduce, keepdims=True),
+                )
+            )
             md = {"meand": jnp.squeeze(sums[0] / n, drop), "vard": jnp.squeeze(2 * sums[1] / n, drop)}
         terms = [(t, v) for t, v in params.operands if t != "mask"]
         new = replace(
@@ -242,6 +266,15 @@ def _jvp_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...,
 def _bwd_collective(params: NormParams, names: tuple[str, ...]) -> Callable[..., Any]:
     """The local sums by norm_bwd with statistics given, added over the devices; then dx from them, rounded once."""
 
+    def plain(*operands: Any) -> tuple[Any, ...]:
+        """Statistics of one device, or given: the results are sums, added in float32."""
+        wide = tuple((n, ax, stat_dtype(d) if n in SUMS else d) for n, ax, d in params.results)
+        outs = bwd_op(replace(params, results=wide), *operands)
+        return tuple(
+            jax.lax.psum(v, names).astype(d) if n in SUMS else v
+            for (n, _, d), v in zip(params.results, outs, strict=True)
+        )
+
     def local(*operands: Any) -> tuple[Any, ...]:
         psum = _reduced(names)
         a = dict(zip([n for n, _ in params.operands], operands, strict=True))
@@ -251,8 +284,10 @@ def _bwd_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...,
         own = [(n, ax, kind if n in ("dscale", "dbias") else d) for n, ax, d in params.results if n != "dx"]
         new = replace(params, fixed=True, joint=False, operands=tuple(terms), results=(*sums, *own))
         dmean, dvar, *rest = bwd_op(new, *(a[n] for n, _ in terms))
-        out = {n: (psum(v) if n in ("dscale", "dbias") else v).astype(d) for (n, _, d), v in zip(
-            [r for r in params.results if r[0] != "dx"], rest, strict=True)}
+        out = {
+            n: (psum(v) if n in ("dscale", "dbias") else v).astype(d)
+            for (n, _, d), v in zip([r for r in params.results if r[0] != "dx"], rest, strict=True)
+        }
         if params.wants("dx"):
             full = reference.named(params, operands)
             xhat, rstd, z = reference._normal(params, full)
@@ -271,7 +306,7 @@ def _bwd_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...,
             out["dx"] = dx.astype(d)
         return tuple(out[n] for n, _, _ in params.results)
 
-    return local
+    return local if params.joint else plain
 
 
 # --- definitions ----------------------------------------------------------------------------------------------------------------

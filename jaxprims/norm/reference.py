@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jaxprims.core.activations import activation_slope, apply_activation
 from jaxprims.core.checks import as_float32
-from jaxprims.norm.params import Axes, NormParams, sizes_of
+from jaxprims.norm.params import Axes, NormParams, sizes_of, summed_over
 
 Named = dict[str, Any]
 
@@ -189,7 +189,16 @@ def norm_jvp(params: NormParams, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         zd = zd + a["residuald"]
     each["yd"] = activation_slope(params.activation, z) * zd
     lacks = [ax for n, ax, _ in params.results if n == "yd" and len(ax) < params.rank]
-    return collect(params, arrays, each, {"yd": each.pop("yd")} if lacks else {})
+    totals = {"yd": each.pop("yd")} if lacks else {}
+    sizes = sizes_of(params, arrays)
+    for name in ("tmean", "tvar"):  # under vmap the transpose of a shared cmean is a sum over the batch
+        if name in each and (over := summed_over(params, name)):
+            v = jnp.broadcast_to(
+                each[name],
+                tuple(s if i in over else e for i, (s, e) in enumerate(zip(sizes, each[name].shape, strict=True))),
+            )
+            each[name] = jnp.sum(v, over, keepdims=True)
+    return collect(params, arrays, each, totals)
 
 
 def norm_bwd(params: NormParams, *arrays: jax.Array) -> tuple[jax.Array, ...]:

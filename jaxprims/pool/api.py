@@ -1,5 +1,4 @@
-"""Pooling: the functions a user calls. Arguments and defaults are Flax's; ``layout`` and ``window_dilation`` come on
-top.
+"""Pooling: the functions a user calls. Arguments and defaults are Flax's, plus ``layout`` and ``window_dilation``.
 
 Every function takes arrays laid out as ``layout`` says, "NHWC" (channels last, the default) or "NCHW", with one to
 three spatial axes (one for each entry of ``window_shape`` or ``output_size``), with any number of leading batch
@@ -8,9 +7,8 @@ axes, also none.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,10 +17,20 @@ import jax.numpy as jnp
 
 from jaxprims.core import checks
 from jaxprims.pool import primitive as prim
-from jaxprims.pool.window import PoolParams, adaptive_params, flat_from_place, place_from_flat
-
-Ints = int | Sequence[int]
-Padding = str | int | Sequence[int | tuple[int, int]]
+from jaxprims.pool.arguments import (
+    Ints,
+    Padding,
+    adaptive,
+    as_images,
+    floating,
+    rank_of,
+    real,
+    regular,
+    regular_of,
+    spatial_sizes,
+    whole_image,
+)
+from jaxprims.pool.window import PoolParams
 
 __all__ = [
     "adaptive_avg_pool",
@@ -36,143 +44,6 @@ __all__ = [
     "max_unpool",
     "min_pool",
 ]
-
-
-# --- arguments ------------------------------------------------------------------------------------------------------
-
-
-def _real(x: Any, name: str = "inputs") -> jax.Array:
-    x = jnp.asarray(x)
-    if not (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)):
-        raise TypeError(
-            f"{name} has dtype {x.dtype}; maxima need an ordered dtype: cast it to a floating or integer one."
-        )
-    return x
-
-
-def _floating(x: Any) -> jax.Array:
-    x = jnp.asarray(x)
-    checks.check_float(x, "inputs")
-    return x
-
-
-def _rank(value: Any, name: str) -> int:
-    if isinstance(value, str) or not hasattr(value, "__len__"):
-        raise TypeError(
-            f"{name}={value!r} must be a sequence with one int for each spatial axis, e.g. (2, 2) for images."
-        )
-    if not 1 <= len(value) <= 3:
-        raise ValueError(
-            f"{name}={tuple(value)!r} has {len(value)} entries; give one to three, one for each spatial axis."
-        )
-    return len(value)
-
-
-def _images(x: jax.Array, rank: int, layout: str) -> tuple[jax.Array, bool, Callable[[jax.Array], jax.Array]]:
-    """(x with one batch axis, whether channels are last, the way back for a result)."""
-    last = checks.check_layout(layout, rank + 2) != 1
-    if x.ndim < rank + 1:
-        raise ValueError(
-            f"inputs has shape {x.shape}; "
-            f"{rank} spatial axes and a channel axis (layout={layout!r}) need at least {rank + 1} axes."
-        )
-    lead = x.shape[: x.ndim - rank - 1]
-    if len(lead) == 1:
-        return x, last, lambda y: y
-    x = x.reshape(math.prod(lead), *x.shape[len(lead) :])
-    return x, last, lambda y: y.reshape(*lead, *y.shape[1:])
-
-
-def _sizes(x: jax.Array, rank: int, last: bool) -> tuple[int, ...]:
-    sizes = x.shape[1:-1] if last else x.shape[2:]
-    if not checks.is_static(*sizes):
-        raise ValueError(f"inputs has symbolic spatial sizes {sizes}; only batch and channel sizes may be symbolic.")
-    return sizes
-
-
-def _regular(
-    x: jax.Array, last: bool, window_shape: Any, strides: Any, padding: Any, window_dilation: Any
-) -> PoolParams:
-    rank = len(window_shape)
-    window = checks.canonical_tuple(window_shape, rank, "window_shape")
-    strides = (1,) * rank if strides is None else checks.canonical_tuple(strides, rank, "strides")
-    dilation = checks.canonical_tuple(1 if window_dilation is None else window_dilation, rank, "window_dilation")
-    sizes = _sizes(x, rank, last)
-    return _regular_of(
-        sizes, window, strides, checks.canonical_padding(padding, sizes, window, strides, dilation), dilation, last
-    )
-
-
-@functools.lru_cache(maxsize=1024)
-def _regular_of(
-    sizes: tuple[int, ...],
-    window: tuple[int, ...],
-    strides: tuple[int, ...],
-    padding: checks.Padding,
-    dilation: tuple[int, ...],
-    last: bool,
-) -> PoolParams:
-    out, kept = [], []
-    for k, (size, w, s, (lo, hi), d) in enumerate(zip(sizes, window, strides, padding, dilation, strict=True)):
-        reach = (w - 1) * d + 1
-        if max(lo, hi) >= reach:
-            raise ValueError(
-                f"padding[{k}]={(lo, hi)} is not smaller than the window "
-                f"({w} places with window_dilation {d}: {reach}): a window would lie in the padding alone; pad less or widen window_shape."
-            )
-        padded = size + lo + hi
-        if reach > padded:
-            raise ValueError(
-                f"window_shape[{k}]={w} with window_dilation {d} spans {reach} elements, "
-                f"the padded input has {padded}; give a smaller window or more padding."
-            )
-        n = (padded - reach) // s + 1
-        out.append(n)
-        kept.append(s if n > 1 else 1)
-    dilation = tuple(d if w > 1 else 1 for d, w in zip(dilation, window, strict=True))
-    lows = tuple(lo for lo, _ in padding)
-    p = PoolParams(sizes, tuple(out), window, tuple(kept), lows, dilation, channels_last=last)
-    for k, a in enumerate(p.axes()):
-        first, end = a.valid()
-        if (end <= first).any():
-            o = int((end <= first).argmax())
-            raise ValueError(
-                f"padding[{k}]={padding[k]} leaves window {o} along spatial axis {k} without any element of the input "
-                f"(size {a.size}, window_shape {a.window}, window_dilation {a.dilation}); pad less."
-            )
-    return p
-
-
-_adaptive_of = functools.lru_cache(maxsize=1024)(adaptive_params)
-
-
-def _adaptive(
-    inputs: jax.Array, output_size: Any, layout: str
-) -> tuple[jax.Array, PoolParams, Callable[[jax.Array], jax.Array]]:
-    if not hasattr(output_size, "__len__"):
-        output_size = (checks.canonical_int(output_size, "output_size", low=1),) * (len(layout) - 2)
-    rank = _rank(output_size, "output_size")
-    x, last, back = _images(inputs, rank, layout)
-    sizes = _sizes(x, rank, last)
-    wanted = tuple(s if o is None else o for o, s in zip(output_size, sizes, strict=True))
-    _filled(sizes)
-    return x, _adaptive_of(sizes, checks.canonical_tuple(wanted, rank, "output_size"), last), back
-
-
-def _filled(sizes: tuple[int, ...]) -> None:
-    if 0 in sizes:
-        raise ValueError(
-            f"inputs has spatial sizes {sizes}; "
-            "an empty image has no maximum and no average: give at least one element."
-        )
-
-
-def _global(inputs: jax.Array, layout: str) -> tuple[jax.Array, PoolParams, Callable[[jax.Array], jax.Array]]:
-    rank = len(layout) - 2 if isinstance(layout, str) else 2
-    x, last, back = _images(inputs, rank, layout)
-    sizes = _sizes(x, rank, last)
-    _filled(sizes)
-    return x, _regular_of(sizes, sizes, (1,) * rank, ((0, 0),) * rank, (1,) * rank, last), back
 
 
 def _squeeze(p: PoolParams, y: jax.Array, keepdims: bool) -> jax.Array:
@@ -222,8 +93,8 @@ def max_pool(
     >>> jax.grad(lambda x: max_pool(x, (2,), window_dilation=2).sum())(x)[:, 0].tolist()
     [0.0, 1.0, 1.0, 0.0, 1.0]
     """
-    x, last, back = _images(_real(inputs), _rank(window_shape, "window_shape"), layout)
-    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    x, last, back = as_images(real(inputs), rank_of(window_shape, "window_shape"), layout)
+    p = regular(x, last, window_shape, strides, padding, window_dilation)
     return back(prim.max_pool(p, x)[0])
 
 
@@ -242,8 +113,8 @@ def min_pool(
     >>> min_pool(jnp.array([[1.0], [5.0], [3.0], [2.0]]), (2,), strides=(2,))[:, 0].tolist()
     [1.0, 2.0]
     """
-    x, last, back = _images(_real(inputs), _rank(window_shape, "window_shape"), layout)
-    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    x, last, back = as_images(real(inputs), rank_of(window_shape, "window_shape"), layout)
+    p = regular(x, last, window_shape, strides, padding, window_dilation)
     return back(prim.max_pool(replace(p, minimum=True), x)[0])
 
 
@@ -268,8 +139,8 @@ def max_pool_with_argmax(
     >>> y[..., 0].tolist(), index[..., 0].tolist()
     ([[5.0, 7.0], [13.0, 15.0]], [[5, 7], [13, 15]])
     """
-    x, last, back = _images(_real(inputs), _rank(window_shape, "window_shape"), layout)
-    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    x, last, back = as_images(real(inputs), rank_of(window_shape, "window_shape"), layout)
+    p = regular(x, last, window_shape, strides, padding, window_dilation)
     y, index = _with_index(p, x)
     return back(y), back(index)
 
@@ -277,8 +148,8 @@ def max_pool_with_argmax(
 def _with_index(p: PoolParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
     if math.prod(p.in_size) > checks.INT32_MAX:
         raise ValueError(f"inputs has {math.prod(p.in_size)} elements in an image; int32 indices need less than 2^31.")
-    y, place = prim.max_pool(p, x)
-    return y, flat_from_place(p, place)[0]
+    y, index = prim.max_pool(replace(p, flat=True), x)
+    return y, index
 
 
 def max_unpool(
@@ -309,15 +180,15 @@ def max_unpool(
     >>> max_unpool(y, index, (2,), strides=2)[:, 0].tolist()
     [0.0, 5.0, 3.0, 0.0]
     """
-    values, indices = _real(inputs), jnp.asarray(indices)
-    rank = _rank(window_shape, "window_shape")
+    values, indices = real(inputs), jnp.asarray(indices)
+    rank = rank_of(window_shape, "window_shape")
     if not jnp.issubdtype(indices.dtype, jnp.integer):
         raise TypeError(f"indices has dtype {indices.dtype}; give the integer indices of max_pool_with_argmax.")
     if indices.shape != values.shape:
         raise ValueError(f"indices has shape {indices.shape}, inputs has {values.shape}; they must be equal.")
-    y, last, back = _images(values, rank, layout)
-    index, _, _ = _images(indices, rank, layout)
-    got = _sizes(y, rank, last)
+    y, last, back = as_images(values, rank, layout)
+    index, _, _ = as_images(indices, rank, layout)
+    got = spatial_sizes(y, rank, last)
     window = checks.canonical_tuple(window_shape, rank, "window_shape")
     steps = (1,) * rank if strides is None else checks.canonical_tuple(strides, rank, "strides")
     dilation = checks.canonical_tuple(1 if window_dilation is None else window_dilation, rank, "window_dilation")
@@ -334,7 +205,7 @@ def max_unpool(
     else:
         sizes = checks.canonical_tuple(output_size, rank, "output_size")
         pads = checks.canonical_padding(padding, sizes, window, steps, dilation)
-    p = _regular_of(sizes, window, steps, pads, dilation, last)
+    p = regular_of(sizes, window, steps, pads, dilation, last)
     if p.out_size != got:
         raise ValueError(
             f"output_size={sizes} is pooled to {p.out_size} by this window, inputs has {got}; "
@@ -342,7 +213,13 @@ def max_unpool(
         )
     if math.prod(sizes) > checks.INT32_MAX:
         raise ValueError(f"output_size={sizes} has {math.prod(sizes)} elements; int32 indices need less than 2^31.")
-    return back(prim.max_pool_scatter(p, y, place_from_flat(p, index))[0])
+    return back(prim.max_pool_scatter(replace(p, flat=True), y, _int32(index))[0])
+
+
+def _int32(index: jax.Array) -> jax.Array:
+    if jnp.iinfo(index.dtype).max > checks.INT32_MAX:  # what int32 does not hold is outside every image
+        index = jnp.where((index >= 0) & (index <= checks.INT32_MAX), index, -1)
+    return index.astype(jnp.int32)
 
 
 # --- averages and norms ---------------------------------------------------------------------------------------------
@@ -378,8 +255,8 @@ def avg_pool(
     >>> avg_pool(x, (2, 2), padding="SAME", count_include_pad=False).ravel().tolist()
     [2.5, 3.0, 3.5, 4.0]
     """
-    x, last, back = _images(_floating(inputs), _rank(window_shape, "window_shape"), layout)
-    p = _regular(x, last, window_shape, strides, padding, window_dilation)
+    x, last, back = as_images(floating(inputs), rank_of(window_shape, "window_shape"), layout)
+    p = regular(x, last, window_shape, strides, padding, window_dilation)
     return back(prim.avg_pool(replace(p, divisor="window" if count_include_pad else "valid"), x)[0])
 
 
@@ -410,23 +287,25 @@ def lp_pool(
     if not (0 < order < math.inf):
         remedy = "pool abs(inputs) with max_pool for infinity" if order == math.inf else "give a positive number"
         raise ValueError(f"p={p!r} must be positive and finite; {remedy}.")
-    x, last, back = _images(_floating(inputs), _rank(window_shape, "window_shape"), layout)
-    params = _regular(x, last, window_shape, strides, padding, window_dilation)
+    x, last, back = as_images(floating(inputs), rank_of(window_shape, "window_shape"), layout)
+    params = regular(x, last, window_shape, strides, padding, window_dilation)
     wide = checks.as_float32(x)
     (total,) = prim.avg_pool(params, _power(wide, order))
-    if order != 1:
-        total = jnp.where(total == 0, 0, jnp.where(total == 0, 1, total) ** (1 / order))
+    total = total if order == 1 else _smooth(total, 1 / order)
     return back(total.astype(x.dtype))
 
 
 def _power(x: jax.Array, order: float) -> jax.Array:
     """|x|^order with the gradient 0 at 0 (and the right second one for even orders)."""
-    if order == 1:
-        return jnp.abs(x)
     if order % 2 == 0 and order <= 64:
         return jax.lax.integer_pow(x, int(order))
-    a = jnp.abs(x)
-    return jnp.where(a == 0, 0, jnp.where(a == 0, 1, a) ** order)
+    return _smooth(jnp.abs(x), order)
+
+
+def _smooth(a: jax.Array, order: float) -> jax.Array:
+    """a^order for a >= 0, of which the value and every derivative are 0 at 0."""
+    zero = (a == 0).astype(a.dtype)
+    return (a if order == 1 else (a + zero) ** order) * (1 - zero)
 
 
 # --- adaptive and global --------------------------------------------------------------------------------------------
@@ -446,7 +325,7 @@ def adaptive_avg_pool(inputs: jax.Array, output_size: Any, *, layout: str = "NHW
     >>> adaptive_avg_pool(jnp.arange(1.0, 6.0)[:, None], (3,))[:, 0].tolist()  # windows [0,2) [1,4) [3,5)
     [1.5, 3.0, 4.5]
     """
-    x, p, back = _adaptive(_floating(inputs), output_size, layout)
+    x, p, back = adaptive(floating(inputs), output_size, layout)
     return back(prim.avg_pool(replace(p, divisor="valid"), x)[0])
 
 
@@ -462,7 +341,7 @@ def adaptive_max_pool(
     >>> y[:, 0].tolist(), index[:, 0].tolist()
     ([2.0, 4.0, 5.0], [1, 3, 4])
     """
-    x, p, back = _adaptive(_real(inputs), output_size, layout)
+    x, p, back = adaptive(real(inputs), output_size, layout)
     if return_indices:
         y, index = _with_index(p, x)
         return back(y), back(index)
@@ -480,7 +359,7 @@ def global_avg_pool(inputs: jax.Array, *, keepdims: bool = False, layout: str = 
     >>> global_avg_pool(jnp.ones((1, 256, 256, 1), jnp.float16)).tolist()
     [[1.0]]
     """
-    x, p, back = _global(_floating(inputs), layout)
+    x, p, back = whole_image(floating(inputs), layout)
     return back(_squeeze(p, prim.avg_pool(replace(p, divisor="window"), x)[0], keepdims))
 
 
@@ -492,5 +371,5 @@ def global_max_pool(inputs: jax.Array, *, keepdims: bool = False, layout: str = 
     >>> global_max_pool(jnp.arange(8.0).reshape(1, 2, 2, 2)).tolist()
     [[6.0, 7.0]]
     """
-    x, p, back = _global(_real(inputs), layout)
+    x, p, back = whole_image(real(inputs), layout)
     return back(_squeeze(p, prim.max_pool(p, x)[0], keepdims))

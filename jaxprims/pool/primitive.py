@@ -6,9 +6,10 @@
     y  = avg_pool(x)                    sum or average, linear
     dx = avg_pool_dx(dy)                its transpose
 
-Every derivative of these is one of these, so that any order in both modes stays in the table. Arrays are (N,
-*spatial, C) or (N, C, *spatial); ``place`` is uint8 up to 256 places, uint16 up to 65536, int32 beyond. A place
-outside the window or the image (max_unpool makes such) picks 0 and receives nothing.
+Every derivative of these is one of these, so that any order in both modes stays in the table. Arrays are
+(N, *spatial, C) or (N, C, *spatial). ``place`` is uint8 up to 256 places, uint16 up to 65536, int32 beyond; with
+``flat`` it is the int32 index of the element among the spatial axes instead, as users see it. An index that is not in
+its output's window (users can write such) picks 0 and receives nothing.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxprims.core.checks import INT32_MAX, is_static
-from jaxprims.core.primitive import Op, define_primitive, fold_leading, move_to_front, unfold_leading
+from jaxprims.core.primitive import Op, define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 from jaxprims.pool import reference
-from jaxprims.pool.window import PoolParams, place_dtype
+from jaxprims.pool.window import PoolParams, index_dtype
 
 MAX_BATCH_AXES = 4  # of a gather or scatter one operand of which is not batched; kMaxBatchAxes in cuda/pool/params.h
 DIVISORS = ("none", "window", "valid")
@@ -65,6 +66,7 @@ def _config(p: PoolParams, *_avals: Any) -> dict[str, Any]:
         "adaptive": int(p.adaptive),
         "channels_last": int(p.channels_last),
         "minimum": int(p.minimum),
+        "flat": int(p.flat),
         "divisor": DIVISORS.index(p.divisor),
         "batch_axes": len(p.data_axes),
         "data_mask": _mask(p.data_axes),
@@ -127,12 +129,19 @@ def _pair_cost(p: PoolParams, data: Any, place: Any) -> int:
 # --- batching -------------------------------------------------------------------------------------------------------
 
 
+def _merged(x: Any) -> Any:
+    """The two leading axes as one."""
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
+
+
 def _batch_dense(op: Any) -> Any:
     """Everything has N in front: one more batch axis is more images."""
 
     def rule(p: PoolParams, args: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[Any, Any]:
-        outs = op()(p, fold_leading(args[0], dims[0]))
-        return tuple(unfold_leading(y, size) for y in outs), (0,) * len(outs)
+        x = move_to_front(args[0], dims[0])
+        n = x.shape[1]
+        outs = op()(p, _merged(x))
+        return tuple(y.reshape(size, n, *y.shape[1:]) for y in outs), (0,) * len(outs)
 
     return rule
 
@@ -143,11 +152,11 @@ def _batch_pair(op: Any) -> Any:
     def rule(p: PoolParams, args: Sequence[Any], dims: Sequence[Any], size: int) -> tuple[Any, Any]:
         flags = tuple(d is not None for d in dims)
         same = all(flags) if not p.data_axes else flags == (p.data_axes[0], p.index_axes[0])
-        if same:  # merges with the axis behind it
-            args = [x if d is None else fold_leading(x, d) for x, d in zip(args, dims, strict=True)]
-            (y,) = op()(p, *args)
-            return (unfold_leading(y, size),), (0,)
         args = [x if d is None else move_to_front(x, d) for x, d in zip(args, dims, strict=True)]
+        if same:  # merges with the axis behind it
+            n = args[flags.index(True)].shape[1]
+            (y,) = op()(p, *(_merged(x) if f else x for x, f in zip(args, flags, strict=True)))
+            return (y.reshape(size, n, *y.shape[1:]),), (0,)
         q = replace(p, data_axes=(flags[0], *p.data_axes), index_axes=(flags[1], *p.index_axes))
         return op()(q, *args), (0,)
 
@@ -179,7 +188,7 @@ def _pair_transpose(op: Any) -> Any:
 max_pool: Op = define_primitive(
     "max_pool",
     params=PoolParams,
-    shape=lambda p, x: ((s := _resized(p, x, p.out_size), x.dtype), (s, place_dtype(p.places))),
+    shape=lambda p, x: ((s := _resized(p, x, p.out_size), x.dtype), (s, index_dtype(p))),
     reference=reference.max_pool,
     supports=_supports,
     config=_config,

@@ -15,7 +15,8 @@ import numpy as np
 from jax import lax
 
 from jaxprims.core.checks import as_float32
-from jaxprims.pool.window import Axis, PoolParams, flat_from_place, place_dtype
+from jaxprims.core.primitive import match_vma
+from jaxprims.pool.window import Axis, PoolParams, flat_from_place, flat_index, index_dtype
 
 
 def _lowest(dtype: Any, minimum: bool) -> Any:
@@ -58,7 +59,7 @@ def max_pool(p: PoolParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         place = jnp.squeeze(best * unit + inner, axis + 1)
         x = jnp.squeeze(jnp.take_along_axis(values, best, axis=axis + 1, mode="clip"), axis + 1)
         unit *= a.window
-    return x, place.astype(place_dtype(p.places))
+    return x, (flat_from_place(p, place)[0] if p.flat else place).astype(index_dtype(p))
 
 
 def _aligned(p: PoolParams, data: jax.Array, place: jax.Array) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
@@ -85,7 +86,7 @@ def _from_images(p: PoolParams, x: jax.Array, lead: tuple[Any, ...], size: tuple
 
 def max_pool_gather(p: PoolParams, t: jax.Array, place: jax.Array) -> tuple[jax.Array]:
     t, place, lead = _aligned(p, t, place)
-    flat, there = (_images(p, v) for v in flat_from_place(p, place))
+    flat, there = (_images(p, v) for v in flat_index(p, place))
     images = _images(p, t)
     if images.shape[1] == 0:
         return (_from_images(p, jnp.zeros(flat.shape, t.dtype), lead, p.out_size),)
@@ -95,7 +96,7 @@ def max_pool_gather(p: PoolParams, t: jax.Array, place: jax.Array) -> tuple[jax.
 
 def max_pool_scatter(p: PoolParams, dy: jax.Array, place: jax.Array) -> tuple[jax.Array]:
     dy, place, lead = _aligned(p, dy, place)
-    flat, there = (_images(p, v) for v in flat_from_place(p, place))
+    flat, there = (_images(p, v) for v in flat_index(p, place))
     values = as_float32(jnp.where(there, _images(p, dy), jnp.zeros((), dy.dtype)))
     n, _, c = values.shape
     rows, channels = jnp.arange(n, dtype=jnp.int32)[:, None, None], jnp.arange(c, dtype=jnp.int32)
@@ -123,7 +124,8 @@ def _sums(p: PoolParams, x: jax.Array) -> jax.Array:
         for k in range(p.rank):
             x = _windows(x, p.spatial(k), p.axes()[k], 0).sum(p.spatial(k) + 1)
         return x
-    dims, strides, dilation, pads = [[1] * x.ndim for _ in range(3)] + [[(0, 0)] * x.ndim]
+    dims, strides, dilation = ([1] * x.ndim for _ in range(3))
+    pads = [(0, 0)] * x.ndim
     for k, a in enumerate(p.axes()):
         i = p.spatial(k)
         dims[i], strides[i], dilation[i] = a.window, a.stride, a.dilation
@@ -147,6 +149,7 @@ def avg_pool_dx(p: PoolParams, dy: jax.Array) -> tuple[jax.Array]:
     share = as_float32(dy)
     count = _counts(p, share.dtype)
     share = share if count is None else share / count
-    x = jax.ShapeDtypeStruct(p.image(dy.shape, p.in_size, dy.shape[:1]), share.dtype)
+    # Only its type is used; inside shard_map it must vary over the axes that dy varies over.
+    x, _ = match_vma(jnp.zeros(p.image(dy.shape, p.in_size, dy.shape[:1]), share.dtype), share)
     (dx,) = jax.linear_transpose(lambda v: _sums(p, v), x)(share)
     return (dx.astype(dy.dtype),)

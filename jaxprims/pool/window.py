@@ -69,6 +69,7 @@ class PoolParams:
     adaptive: bool = False
     channels_last: bool = True
     minimum: bool = False  # max_pool only
+    flat: bool = False  # maxima are told by the flat index of the element (int32), not by the place in the window
     divisor: str = "none"  # avg_pool only: "window" (all places), "valid" (places inside the image), "none" (a sum)
     data_axes: tuple[bool, ...] = ()
     index_axes: tuple[bool, ...] = ()
@@ -83,7 +84,7 @@ class PoolParams:
 
     def axes(self) -> tuple[Axis, ...]:
         fields = zip(self.in_size, self.out_size, self.window, self.strides, self.padding, self.dilation, strict=True)
-        return tuple(Axis(*f, self.adaptive) for f in fields)
+        return tuple(Axis(i, o, w, s, p, d, self.adaptive) for i, o, w, s, p, d in fields)
 
     def spatial(self, k: int) -> int:
         """Position of spatial axis k in an (N, ...) array."""
@@ -103,9 +104,15 @@ def adaptive_params(in_size: tuple[int, ...], out_size: tuple[int, ...], channel
     return PoolParams(in_size, out_size, window, ones, zeros, ones, adaptive=True, channels_last=channels_last, **kw)
 
 
-def place_dtype(count: int) -> Any:
-    """The smallest index type for ``count`` different places."""
-    return jnp.uint8 if count <= 1 << 8 else jnp.uint16 if count <= 1 << 16 else jnp.int32
+def index_dtype(p: PoolParams) -> Any:
+    """int32 for flat indices; for places the smallest type that has them all."""
+    return (
+        jnp.uint8
+        if p.places <= 1 << 8 and not p.flat
+        else jnp.uint16
+        if p.places <= 1 << 16 and not p.flat
+        else jnp.int32
+    )
 
 
 def _along(v: np.ndarray, p: PoolParams, k: int, ndim: int) -> jax.Array:
@@ -124,25 +131,32 @@ def flat_from_place(p: PoolParams, place: jax.Array) -> tuple[jax.Array, jax.Arr
     unit = 1
     for k in reversed(range(p.rank)):
         a = p.axes()[k]
-        at = _along(a.starts(), p, k, place.ndim) + rest % a.window * a.dilation
-        ok &= (at >= 0) & (at < a.size)
+        first, end = (_along(v, p, k, place.ndim) for v in a.valid())
+        r = rest % a.window
+        at = _along(a.starts(), p, k, place.ndim) + r * a.dilation
+        ok &= (r >= first) & (r < end)
         flat += at * unit
         rest, unit = rest // a.window, unit * a.size
     return jnp.where(ok, flat, 0), ok
 
 
-def place_from_flat(p: PoolParams, flat: jax.Array) -> jax.Array:
-    """The place in its output's window of the element ``flat``; ``p.places`` where it is not in the window."""
-    rest = flat.astype(jnp.int32)
+def in_window(p: PoolParams, flat: jax.Array) -> jax.Array:
+    """Whether the window of each output has the element ``flat``."""
+    rest = flat
     ok = (rest >= 0) & (rest < math.prod(p.in_size))
-    place = jnp.zeros_like(rest)
-    unit = 1
     for k in reversed(range(p.rank)):
         a = p.axes()[k]
         first, end = (_along(v, p, k, flat.ndim) for v in a.valid())
-        step = rest % a.size - _along(a.starts(), p, k, flat.ndim)
+        step = rest % max(a.size, 1) - _along(a.starts(), p, k, flat.ndim)
         r = step // a.dilation
         ok &= (step % a.dilation == 0) & (r >= first) & (r < end)
-        place += r * unit
-        rest, unit = rest // a.size, unit * a.window
-    return jnp.where(ok, place, p.places).astype(place_dtype(p.places + 1))
+        rest = rest // max(a.size, 1)
+    return ok
+
+
+def flat_index(p: PoolParams, index: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """(flat index, whether it is one of the window) of an op's index operand, whichever kind it is."""
+    if not p.flat:
+        return flat_from_place(p, index)
+    ok = in_window(p, index)
+    return jnp.where(ok, index, 0), ok

@@ -1,4 +1,4 @@
-"""Pools in NumPy float64, from the formulas: plain loops over outputs and window places, one (H, W, ...) image at a time."""
+"""Pools in NumPy float64, from the formulas: plain loops over outputs and window places, one image at a time."""
 
 from __future__ import annotations
 

@@ -1,0 +1,243 @@
+// From XLA's buffers to a norm's Problem, and the order of the launches. Operands and results name their axes in the config;
+// sizes are read from the buffers, so one config serves any (sharded, symbolic) batch.
+#include "norm/problem.h"
+
+namespace jaxprims {
+namespace norm {
+namespace {
+
+struct Call {
+  Problem p;
+  ffi::DataType dtype = ffi::DataType::INVALID;
+  std::vector<int64_t> dims;
+  std::vector<char> kept;                        // the axes of a statistic
+  std::vector<char> has[kNames];                 // the axes of each array
+  Value* workspace = nullptr;
+  int64_t room = 0;
+};
+
+// Walks (name, count, axes...) lists: f(name, axes, position).
+template <class F>
+bool each_term(Ints terms, int64_t rank, F&& f) {
+  size_t at = 0, position = 0;
+  while (at + 1 < terms.size()) {
+    const int64_t name = terms[at], count = terms[at + 1];
+    if (name < 0 || name >= kNames || count < 0 || count > rank || at + 2 + count > terms.size()) return false;
+    std::vector<int64_t> axes(terms.begin() + at + 2, terms.begin() + at + 2 + count);
+    for (int64_t a : axes)
+      if (a < 0 || a >= rank) return false;
+    if (!f(static_cast<Name>(name), axes, position++)) return false;
+    at += 2 + count;
+  }
+  return true;
+}
+
+ffi::Error prepare(const std::string& op, const Buffers& in, const Buffers& out, const NormConfig& c, Call& call) {
+  call.dims.assign(c.rank, 1);
+  call.kept.assign(c.rank, 1);
+  for (int64_t a : c.reduce) {
+    if (a < 0 || a >= c.rank) return bad(op + ": the config reduces an axis that is not there");
+    call.kept[a] = 0;
+  }
+  if (c.activation < 0 || c.activation >= kActCount) return bad(op + ": unknown activation code");
+  size_t operands = 0, results = 0;
+  auto place = [&](const Buffers& buffers, size_t& count) {
+    return [&](Name name, const std::vector<int64_t>& axes, size_t position) {
+      if (position >= buffers.size() || buffers[position].rank() != static_cast<int>(axes.size())) return false;
+      const Buffer& b = buffers[position];
+      call.has[name].assign(c.rank, 0);
+      for (size_t k = 0; k < axes.size(); ++k) {
+        call.has[name][axes[k]] = 1;
+        int64_t& d = call.dims[axes[k]];
+        if (d != 1 && d != b.dims[k]) return false;
+        d = b.dims[k];
+      }
+      call.p.a[name].data = b.data;
+      count = position + 1;
+      return true;
+    };
+  };
+  if (!each_term(c.operands, c.rank, place(in, operands)) || !each_term(c.results, c.rank, place(out, results)) ||
+      operands != in.size() || out.size() > results + 1 || out.size() < results)
+    return bad(op + ": operands or results do not fit the config");
+
+  if (call.has[kX].empty()) return bad(op + ": no x");
+  each_term(c.operands, c.rank, [&](Name name, const std::vector<int64_t>&, size_t at) {
+    if (name == kX) call.dtype = in[at].dtype;
+    return true;
+  });
+  std::string wrong;
+  auto type = [&](const Buffers& buffers) {
+    return [&](Name name, const std::vector<int64_t>&, size_t at) {
+      const ffi::DataType t = buffers[at].dtype;
+      if (name == kMask && t != ffi::DataType::PRED) wrong = "mask must be bool";
+      if (name != kMask && t != call.dtype && t != ffi::DataType::F32) wrong = "an array is neither of x's dtype nor float32";
+      call.p.a[name].type = t == ffi::DataType::PRED ? Type::kBool : t == call.dtype ? Type::kSame : Type::kFloat;
+      return true;
+    };
+  };
+  each_term(c.operands, c.rank, type(in));
+  each_term(c.results, c.rank, type(out));
+  if (!wrong.empty()) return unsupported(op + ": " + wrong);
+
+  Problem& p = call.p;
+  p.total = 1;
+  for (int64_t d : call.dims) p.total *= d;
+  p.wide = p.total >= (int64_t{1} << 31);
+  p.rms = c.rms != 0;
+  p.fixed = c.fixed != 0;
+  p.act = static_cast<Act>(c.activation);
+  p.eps = static_cast<float>(c.eps);
+  for (int n = 0; n < kNames; ++n)
+    if (p.a[n].here() && !make_runs(call.dims, call.has[n], p.a[n].runs))
+      return unsupported(op + ": an array lies over more than two runs of axes");
+  if (out.size() == results + 1) {
+    call.workspace = out.back().as<Value>();
+    call.room = out.back().size() / static_cast<int64_t>(sizeof(Value));
+  }
+  return ok();
+}
+
+// Sets up the reduction whose statistics keep the axes `kept`.
+bool reduce_to(Call& call, Problem& p, const std::vector<char>& kept) {
+  if (!make_view(call.dims, kept, p.view) || !make_runs(call.dims, kept, p.by_stat)) return false;
+  p.plan = make_plan(p.view, call.room);
+  p.partial = p.totals = nullptr;
+  if (p.plan.chunks > 1) {
+    p.partial = call.workspace;
+    p.totals = call.workspace + p.plan.chunks * p.view.statistics();
+  }
+  return true;
+}
+
+ffi::Error zeros(const char* op, const Buffers& out, cudaStream_t stream) {
+  for (const Buffer& b : out) {
+    const size_t bytes = b.size() * ffi::ByteWidth(b.dtype);
+    if (bytes == 0) continue;
+    const cudaError_t e = cudaMemsetAsync(b.data, 0, bytes, stream);
+    if (e != cudaSuccess) return status(op, e);
+  }
+  return ok();
+}
+
+ffi::Error no_view(const char* op) { return unsupported(std::string(op) + ": the reduced axes do not form two runs"); }
+
+#define NORM_PREPARE(op)                                       \
+  Call call;                                                   \
+  if (auto e = prepare(op, in, out, c, call); e.failure()) return e; \
+  if (call.p.total == 0) return zeros(op, out, stream);        \
+  Problem& p = call.p
+
+ffi::Error run_norm(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
+  NORM_PREPARE("norm");
+  if (!p.a[kVar].here() || !p.a[kY].here()) return bad("norm: y and var are results");
+  if (!reduce_to(call, p, call.kept)) return no_view("norm");
+  p.totals = p.plan.chunks > 1 ? p.totals : nullptr;
+  return status("norm", forward(call.dtype, p, true, stream));
+}
+
+ffi::Error run_stats(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
+  NORM_PREPARE("norm_stats");
+  if (!reduce_to(call, p, call.kept)) return no_view("norm_stats");
+  return status("norm_stats", forward(call.dtype, p, false, stream));
+}
+
+ffi::Error run_apply(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
+  NORM_PREPARE("norm_apply");
+  if (!p.a[kVar].here()) return bad("norm_apply: var is an operand");
+  return status("norm_apply", forward_apply(call.dtype, p, stream));
+}
+
+ffi::Error run_jvp(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
+  NORM_PREPARE("norm_jvp");
+  if (!p.a[kVar].here() || !p.a[kYd].here()) return bad("norm_jvp: var and yd are needed");
+  if (!p.fixed && p.a[kXd].here()) {
+    if (!reduce_to(call, p, call.kept)) return no_view("norm_jvp");
+    return status("norm_jvp", tangent(call.dtype, p, stream));
+  }
+  if (p.a[kTmean].here())
+    if (auto e = zeros("norm_jvp", out, stream); e.failure()) return e;  // tmean and tvar of a constant x
+  return status("norm_jvp", tangent_apply(call.dtype, p, stream));
+}
+
+ffi::Error run_bwd(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
+  NORM_PREPARE("norm_bwd");
+  if (!p.a[kVar].here() || !p.a[kDy].here()) return bad("norm_bwd: var and dy are needed");
+  if (p.a[kDx].here() && !p.fixed) {
+    if (!reduce_to(call, p, call.kept)) return no_view("norm_bwd");
+    const cudaError_t e = backward(call.dtype, p, Gather::kBackward, true, stream);
+    if (e != cudaSuccess) return status("norm_bwd", e);
+  } else if (p.a[kDx].here() || p.a[kDresidual].here()) {
+    const cudaError_t e = backward_apply(call.dtype, p, stream);
+    if (e != cudaSuccess) return status("norm_bwd", e);
+  }
+  // Pairs that one reduction gives where their axes agree.
+  const struct { Name first, second; Gather gather; } pairs[] = {{kDscale, kDbias, Gather::kParam}, {kDmean, kDvar, Gather::kFixed}};
+  for (const auto& pair : pairs) {
+    const bool one = p.a[pair.first].here(), two = p.a[pair.second].here();
+    const bool together = one && two && call.has[pair.first] == call.has[pair.second];
+    for (int k = 0; k < 2; ++k) {
+      const Name name = k == 0 ? pair.first : pair.second, other = k == 0 ? pair.second : pair.first;
+      if (!p.a[name].here() || (k == 1 && together)) continue;
+      Problem q = p;
+      if (!together) q.a[other] = Array{};
+      if (!reduce_to(call, q, call.has[name])) return no_view("norm_bwd");
+      const cudaError_t e = backward(call.dtype, q, pair.gather, false, stream);
+      if (e != cudaSuccess) return status("norm_bwd", e);
+    }
+  }
+  return ok();
+}
+
+// --- local response normalisation ------------------------------------------------------------------------------------------
+
+ffi::Error lrn_shape(const char* op, const Buffers& in, const Buffers& out, const LrnConfig& c, size_t operands, LrnShape& s) {
+  if (in.size() != operands || out.size() != 1) return bad(std::string(op) + ": wrong number of operands or results");
+  const Buffer& y = out[0];
+  const int64_t axis = y.rank() - c.axis_from_end;
+  if (axis < 0 || axis >= y.rank() || c.size < 1) return bad(std::string(op) + ": the config names an axis that is not there");
+  s = {};
+  s.outer = s.inner = 1;
+  for (int64_t a = 0; a < axis; ++a) s.outer *= y.dims[a];
+  for (int64_t a = axis + 1; a < y.rank(); ++a) s.inner *= y.dims[a];
+  s.channels = y.dims[axis];
+  s.x_period = in[0].size();
+  s.d_period = in.back().size();
+  s.size = static_cast<int>(c.size);
+  s.alpha = static_cast<float>(c.alpha), s.beta = static_cast<float>(c.beta), s.k = static_cast<float>(c.k);
+  for (const Buffer& b : in)
+    if (b.dtype != y.dtype) return bad(std::string(op) + ": dtypes differ");
+  return ok();
+}
+
+ffi::Error run_lrn(cudaStream_t stream, const Buffers& in, const Buffers& out, const LrnConfig& c) {
+  LrnShape s;
+  if (auto e = lrn_shape("lrn", in, out, c, 1, s); e.failure()) return e;
+  if (out[0].size() == 0) return ok();
+  return status("lrn", lrn(out[0].dtype, in[0].data, out[0].data, s, stream));
+}
+ffi::Error run_lrn_jvp(cudaStream_t stream, const Buffers& in, const Buffers& out, const LrnConfig& c) {
+  LrnShape s;
+  if (auto e = lrn_shape("lrn_jvp", in, out, c, 2, s); e.failure()) return e;
+  if (out[0].size() == 0) return ok();
+  return status("lrn_jvp", lrn_jvp(out[0].dtype, in[0].data, in[1].data, out[0].data, s, stream));
+}
+ffi::Error run_lrn_bwd(cudaStream_t stream, const Buffers& in, const Buffers& out, const LrnConfig& c) {
+  LrnShape s;
+  if (auto e = lrn_shape("lrn_bwd", in, out, c, 2, s); e.failure()) return e;
+  if (out[0].size() == 0) return ok();
+  return status("lrn_bwd", lrn_bwd(out[0].dtype, in[0].data, in[1].data, out[0].data, s, stream));
+}
+
+}  // namespace
+}  // namespace norm
+}  // namespace jaxprims
+
+JAXPRIMS_HANDLER(norm, jaxprims::NormConfig, jaxprims::norm::run_norm);
+JAXPRIMS_HANDLER(norm_stats, jaxprims::NormConfig, jaxprims::norm::run_stats);
+JAXPRIMS_HANDLER(norm_apply, jaxprims::NormConfig, jaxprims::norm::run_apply);
+JAXPRIMS_HANDLER(norm_jvp, jaxprims::NormConfig, jaxprims::norm::run_jvp);
+JAXPRIMS_HANDLER(norm_bwd, jaxprims::NormConfig, jaxprims::norm::run_bwd);
+JAXPRIMS_HANDLER(lrn, jaxprims::LrnConfig, jaxprims::norm::run_lrn);
+JAXPRIMS_HANDLER(lrn_jvp, jaxprims::LrnConfig, jaxprims::norm::run_lrn_jvp);
+JAXPRIMS_HANDLER(lrn_bwd, jaxprims::LrnConfig, jaxprims::norm::run_lrn_bwd);
