@@ -16,6 +16,7 @@ void launch_blocks(const Args& a, int64_t first, unsigned blocks, cudaStream_t s
     case Kernel::kTiny: conv_gemm<T, Tiny><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kNarrow: conv_gemm<T, Narrow><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kDirect: conv_direct<T><<<blocks, 256, 0, stream>>>(a, first); break;
+    case Kernel::kSm90: break;  // sm90_launch.h
   }
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "conv/problem.h"
+#include "conv/sm90.h"
 
 namespace jaxprims {
 namespace conv {
@@ -15,6 +16,7 @@ enum class Kernel : int {
   kTiny = 3,    // 16 x 16, the reduction shared by sixteen
   kNarrow = 4,  // 128 x 8
   kDirect = 5,  // no tiles: one thread, or a few, per output
+  kSm90 = 6,    // Hopper's tensor cores; sm90.h has the tile
 };
 
 struct Config {
@@ -26,6 +28,7 @@ struct Config {
   bool b_k_fast = false;    // threads load `w` along the reduction, else along the output channels
   bool out_k_fast = true;   // threads store along the output channels, else along the rows
   int lanes = 256;          // direct: outputs per block; 256 / lanes threads share one output's reduction
+  Sm90Plan sm90;            // kSm90: the tile; else why not
 };
 
 struct Tile {
@@ -53,9 +56,17 @@ inline int64_t step(int64_t stride, int64_t extent) {
 }
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-inline Config select(const Problem& p) {
+// sm90: whether a GPU is there that runs the Hopper kernels. workspace: bytes that the call was given.
+inline Config select(const Problem& p, bool sm90 = false, int64_t workspace = 0) {
   constexpr int64_t kSMs = 132;  // of an H200; fewer blocks than this leave multiprocessors idle
   Config c;
+  if (sm90) {
+    c.sm90 = sm90_plan(p);
+    if (c.sm90.reason == nullptr && (p.op != Op::kWeightGrad || workspace >= kSm90Workspace)) {
+      c.kernel = Kernel::kSm90;
+      return c;
+    }
+  }
   int64_t in_s = step(0, 1), w_s = step(0, 1), out_s = step(0, 1);
   for (int i = 0; i < kMaxSpatial; ++i) {
     in_s = smaller(in_s, step(p.in.s[i], p.axis[i].I));

@@ -23,6 +23,7 @@ struct Sm90Plan {
   bool swap = false;                     // forward, input gradient: rows are channels; weight gradient: rows are (tap, c)
   bool flat = false;                     // 1 x 1, stride 1, no padding: the pixels are one list, no im2col
   bool strided = false;                  // input gradient of a strided convolution: phases
+  bool flip = false;                     // the filter lies reversed
 };
 
 // One phase of one tensor's pixels: affine in the output position o' and the tap j per axis, both ascending.
@@ -124,14 +125,15 @@ inline bool sm90_clip(int activation, float* lo, float* hi) {
   return activation >= 0 && activation <= 2;  // none, relu, relu6 (common/act.cuh)
 }
 
-// *flip: whether the filter lies reversed.
-inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
+inline Sm90Plan sm90_plan(const Problem& p) {
   Sm90Plan plan;
   const auto no = [&plan](const char* why) {
     plan.reason = why;
     return plan;
   };
   if (p.in_type == Type::kF32) return no("float32 operands");
+  for (const void* data : {p.in_data, p.w_data, static_cast<const void*>(p.out_data), p.residual})
+    if (reinterpret_cast<uintptr_t>(data) % 16 != 0) return no("an address that is not a multiple of 16");
   if (p.out_type != p.in_type && !(p.op == Op::kWeightGrad && p.out_type == Type::kF32)) return no("the result has another type");
   if (p.batch != 1 || p.groups != 1) return no("groups or batched filters");
   int32_t in_extent[kMaxSpatial], out_extent[kMaxSpatial], mid_extent[kMaxSpatial];
@@ -152,7 +154,7 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
     if (!sm90_channels_last(p.in.outer, p.in.channel, p.in.s, p.imgs, p.chs, in_extent) ||
         !sm90_channels_last(p.w.outer, p.w.channel, p.w.s, p.ks, p.chs, mid_extent))
       return no("images are not dense with channels last");
-    if (!sm90_hwio(p.out.channel, p.out.outer, p.out.s, p.ks, p.imgs, out_extent, flip)) return no("filters are not HWIO");
+    if (!sm90_hwio(p.out.channel, p.out.outer, p.out.s, p.ks, p.imgs, out_extent, &plan.flip)) return no("filters are not HWIO");
     for (int i = 0; i < kMaxSpatial; ++i) {
       const Axis& x = p.axis[i];
       if (x.e != 1) return no("a dilated input");
@@ -171,7 +173,7 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
       return no("images are not dense with channels last");
     const bool forward = p.op == Op::kForward;
     if (!sm90_hwio(forward ? p.w.outer : p.w.channel, forward ? p.w.channel : p.w.outer, p.w.s, forward ? p.ks : p.chs,
-                   forward ? p.chs : p.ks, mid_extent, flip))
+                   forward ? p.chs : p.ks, mid_extent, &plan.flip))
       return no("filters are not HWIO");
     const int64_t phases = int64_t{p.axis[0].phases} * p.axis[1].phases * p.axis[2].phases;
     if (phases > kSm90Phases) return no("too many phases");
@@ -185,7 +187,7 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
     for (f[0] = 0; f[0] < p.axis[0].phases; ++f[0])
       for (f[1] = 0; f[1] < p.axis[1].phases; ++f[1])
         for (f[2] = 0; f[2] < p.axis[2].phases; ++f[2]) {
-          const Sm90Walk w = sm90_walk(p, *flip, f);
+          const Sm90Walk w = sm90_walk(p, plan.flip, f);
           if (!flat && w.taps() > 0 && !sm90_fits_tma(w, p)) return no("padding, stride or reach past TMA's limits");
           rows += sm90_ceil(w.rows(p.imgs), 64);
         }
@@ -209,19 +211,21 @@ inline Sm90Plan sm90_plan(const Problem& p, bool* flip) {
   };
   constexpr Tile kConvTiles[] = {{2, 2, false, 650, 2600}, {3, 2, false, 965, 6000}, {2, 3, false, 985, 7000}, {2, 1, false, 455, 1500}, {1, 4, true, 710, 2700}};
   constexpr Tile kPhaseTiles[] = {{2, 2, false, 650, 3000}, {1, 4, true, 710, 3500}};
-  // The weight gradient is shared evenly: per chunk of sums 128, per chunk loaded from L2 145.
+  // The weight gradient is shared evenly: per chunk of sums 128 (with columns of 192, 137), per chunk loaded from L2 145 to 150.
   constexpr Tile kWgradTiles[] = {{2, 4, false, 0, 0}, {2, 3, false, 0, 0}, {1, 4, false, 0, 0}, {1, 3, false, 0, 0}, {2, 4, true, 0, 0}, {1, 4, true, 0, 0}};
   int64_t best = std::numeric_limits<int64_t>::max();
   const auto consider = [&](const Tile& t) {
     int64_t cost;
     if (p.op == Op::kWeightGrad) {
       const int64_t m = t.swap ? rows : cols, n = t.swap ? cols : rows, tiles_m = sm90_ceil(m, t.mb), tiles_n = sm90_ceil(n, t.nb);
-      const int64_t multiply = tiles_m * tiles_n * t.mb * t.nb * 128, load = (tiles_n * m + tiles_m * n) * 145;
-      cost = (multiply > load ? multiply : load) * 8 + multiply;
+      const int64_t multiply = tiles_m * tiles_n * t.mb * t.nb * (t.nb == 4 ? 128 : 137);
+      const int64_t load = t.swap ? tiles_n * m * 150 + tiles_m * n * 145 : tiles_m * n * 150 + tiles_n * m * 145;
+      cost = (multiply > load ? multiply : load) * 8 + multiply + load;
     } else {
       if (p.residual != nullptr && (t.swap || t.mb * t.nb > 4)) return;
       const int64_t tiles = sm90_ceil(rows, t.swap ? t.nb : t.mb) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
-      const int64_t multiply = steps * t.cycles;
+      const bool one_chunk = t.mb == 3 && p.chs <= 64 && p.taps() > 1;  // 192 pixels at a new tap in every step: 10 % slower
+      const int64_t multiply = steps * t.cycles * (one_chunk ? 11 : 10) / 10;
       cost = sm90_ceil(tiles, kSm90Workers) * (multiply > t.store ? multiply : t.store);
     }
     if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap;

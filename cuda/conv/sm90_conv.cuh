@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
 
 // ---- launch -----------------------------------------------------------------------------------------------------------------
 template <class T, int MB, int NB, bool Swap, bool Forward, int Phases>
-cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream) {
+cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_t stream) {
   using Tile = Sm90ConvTile<MB, NB, Swap>;
   Sm90ConvArgs<Phases> a;
   a.mode = sm90_mode(p, plan.flat);
@@ -324,7 +324,7 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, bool flip, 
       for (f[2] = 0; f[2] < p.axis[2].phases; ++f[2]) {
         int at = phases++;
         if (at >= Phases) return cudaErrorInvalidValue;
-        const Sm90Walk w = sm90_walk(p, flip, f);
+        const Sm90Walk w = sm90_walk(p, plan.flip, f);
         for (; at > 0 && walks[at - 1].taps() < w.taps(); --at) walks[at] = walks[at - 1];
         walks[at] = w;
       }

@@ -1,4 +1,5 @@
 // The instances of sm90_conv.cuh going forward: two types x five tiles.
+#ifdef JAXPRIMS_SM90A
 #include "conv/sm90_conv.cuh"
 #include "conv/sm90_launch.h"
 
@@ -7,22 +8,23 @@ namespace conv {
 namespace {
 
 template <class T>
-cudaError_t by_tile(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream) {
+cudaError_t by_tile(const Problem& p, const Sm90Plan& plan, cudaStream_t stream) {
   switch (10 * plan.mb + plan.nb) {
-    case 21: return sm90_conv_launch<T, 2, 1, false, true, 1>(p, plan, flip, stream);
-    case 22: return sm90_conv_launch<T, 2, 2, false, true, 1>(p, plan, flip, stream);
-    case 23: return sm90_conv_launch<T, 2, 3, false, true, 1>(p, plan, flip, stream);
-    case 32: return sm90_conv_launch<T, 3, 2, false, true, 1>(p, plan, flip, stream);
-    case 14: return sm90_conv_launch<T, 1, 4, true, true, 1>(p, plan, flip, stream);
+    case 21: return sm90_conv_launch<T, 2, 1, false, true, 1>(p, plan, stream);
+    case 22: return sm90_conv_launch<T, 2, 2, false, true, 1>(p, plan, stream);
+    case 23: return sm90_conv_launch<T, 2, 3, false, true, 1>(p, plan, stream);
+    case 32: return sm90_conv_launch<T, 3, 2, false, true, 1>(p, plan, stream);
+    case 14: return sm90_conv_launch<T, 1, 4, true, true, 1>(p, plan, stream);
     default: return cudaErrorInvalidValue;
   }
 }
 
 }  // namespace
 
-cudaError_t sm90_forward(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream) {
-  return p.in_type == Type::kF16 ? by_tile<__half>(p, plan, flip, stream) : by_tile<__nv_bfloat16>(p, plan, flip, stream);
+cudaError_t sm90_forward(const Problem& p, const Sm90Plan& plan, cudaStream_t stream) {
+  return p.in_type == Type::kF16 ? by_tile<__half>(p, plan, stream) : by_tile<__nv_bfloat16>(p, plan, stream);
 }
 
 }  // namespace conv
 }  // namespace jaxprims
+#endif

@@ -1,4 +1,4 @@
-// The door to the Hopper kernels. workspace: kSm90Workspace bytes, for the weight gradient alone.
+// The door to the Hopper kernels.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -7,9 +7,15 @@
 namespace jaxprims {
 namespace conv {
 
-cudaError_t sm90_forward(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream);
-cudaError_t sm90_input_grad(const Problem& p, const Sm90Plan& plan, bool flip, cudaStream_t stream);
-cudaError_t sm90_weight_grad(const Problem& p, const Sm90Plan& plan, bool flip, void* workspace, cudaStream_t stream);
+// Whether the current device is of compute capability 9.0, this library has code for it and its driver can encode tensor maps.
+bool sm90_usable();
+
+// workspace: kSm90Workspace bytes, for the weight gradient alone.
+cudaError_t sm90_launch(const Problem& p, const Sm90Plan& plan, void* workspace, cudaStream_t stream);
+
+cudaError_t sm90_forward(const Problem& p, const Sm90Plan& plan, cudaStream_t stream);
+cudaError_t sm90_input_grad(const Problem& p, const Sm90Plan& plan, cudaStream_t stream);
+cudaError_t sm90_weight_grad(const Problem& p, const Sm90Plan& plan, void* workspace, cudaStream_t stream);
 
 }  // namespace conv
 }  // namespace jaxprims

@@ -242,8 +242,8 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_wgrad(const __grid_const
 #endif
 }
 
-// Adds the parts of the tiles that were shared. grid.x = tiles * parts, block (128, kAdders): each row of threads adds every
-// kAdders-th worker's, the first adds the rows.
+// Adds the parts of the tiles that were shared. grid.x = tiles * parts, block (128, 1 or kAdders): each row of threads adds every
+// blockDim.y-th worker's, the first adds the rows.
 constexpr uint32_t kAdders = 4;
 template <class T, class Tile>
 __global__ void sm90_wgrad_add(const __grid_constant__ Sm90WgradArgs a) {
@@ -257,26 +257,28 @@ __global__ void sm90_wgrad_add(const __grid_constant__ Sm90WgradArgs a) {
   if (from == to) return;  // one worker had all of it, and wrote it
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4
-  for (uint32_t worker = from + threadIdx.y; worker <= to; worker += kAdders) {
+  for (uint32_t worker = from + threadIdx.y; worker <= to; worker += blockDim.y) {
     // Only the first can have begun before this tile: then this was its last stretch, else its first.
     const bool first = worker > from || sm90_share(a, worker) >= begin;
     const float4 v = sm90_wgrad_slot<Tile>(a, worker, first)[part * 128 + threadIdx.x];
     sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
   }
-  if (threadIdx.y > 0) rows[threadIdx.y - 1][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0) return;
+  if (blockDim.y > 1) {
+    if (threadIdx.y > 0) rows[threadIdx.y - 1][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0) return;
 #pragma unroll
-  for (uint32_t y = 0; y + 1 < kAdders; ++y) {
-    const float4 v = rows[y][threadIdx.x];
-    sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    for (uint32_t y = 0; y + 1 < kAdders; ++y) {
+      const float4 v = rows[y][threadIdx.x];
+      sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+    }
   }
   sm90_wgrad_write<T, Tile>(a, sm90_wgrad_place<Tile>(a, tile, m, n), part % 8, sum);
 }
 
 // ---- launch -----------------------------------------------------------------------------------------------------------------
 template <class T, int MB, int NB, bool XRows>
-cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip, void* workspace, cudaStream_t stream) {
+cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, void* workspace, cudaStream_t stream) {
   using Tile = Sm90WgradTile<MB, NB, XRows>;
   Sm90WgradArgs a;
   const Sm90Walk w = sm90_wgrad_walk(p);
@@ -305,7 +307,7 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip,
     const int64_t shares = sm90_ceil(tiles * a.steps, 4);
     a.splits = 0, a.workers = static_cast<uint32_t>(shares < kSm90Workers ? shares : kSm90Workers);
   }
-  a.flip = flip, a.C = static_cast<int32_t>(p.imgs), a.K = static_cast<int32_t>(p.ks);
+  a.flip = plan.flip, a.C = static_cast<int32_t>(p.imgs), a.K = static_cast<int32_t>(p.ks);
   a.out = p.out_data, a.out_f32 = p.out_type == Type::kF32, a.partial = static_cast<float*>(workspace);
 
   if (!sm90_pixel_map<T>(&a.x, a.mode, p, w, p.imgs, p.chs, 64)) return cudaErrorInvalidValue;
@@ -317,7 +319,7 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, bool flip,
   static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes);
   if (allowed != cudaSuccess) return allowed;
   kernel<<<a.workers, kSm90Threads, Tile::kBytes, stream>>>(a);
-  if (a.splits != 1) sm90_wgrad_add<T, Tile><<<a.tiles * Tile::kParts, dim3(128, kAdders), 0, stream>>>(a);
+  if (a.splits != 1) sm90_wgrad_add<T, Tile><<<a.tiles * Tile::kParts, dim3(128, a.workers >= 6 * a.tiles ? kAdders : 1), 0, stream>>>(a);
   return cudaGetLastError();
 }
 

@@ -288,6 +288,22 @@ def _supports(shape: Callable[..., Any], p: ConvParams, *avals: Any) -> str | No
     return None
 
 
+_SM90_WORKSPACE = 2 * 132 * 8 * 64 * 64 * 4  # kSm90Workspace of cuda/conv/sm90.h: two unfinished tiles for each of 132 workers
+
+
+def _dw_workspace(p: ConvParams, x: Any, dy: Any) -> int:
+    """Bytes in which Hopper's weight gradient keeps partial sums; 0 for what it does not take (cuda/conv/sm90.h)."""
+    if p.batch_groups * p.groups != 1 or p.x_batched or p.y_batched or p.w_batched:
+        return 0
+    if not all(jnp.dtype(a.dtype).name in ("float16", "bfloat16") for a in (x, dy)):
+        return 0
+    last = p.rank + 1
+    if p.lhs_spec[1] != last or p.out_spec[1] != last or p.rhs_spec[:2] != (last, last - 1) or max(p.lhs_dilation) > 1:
+        return 0
+    channels = x.shape[-1], dy.shape[-1]
+    return _SM90_WORKSPACE if is_static(*channels) and all(c > 0 and c % 8 == 0 for c in channels) else 0
+
+
 def _config(p: ConvParams, *_avals: Any) -> dict[str, Any]:
     return {
         "lhs_spec": p.lhs_spec,
@@ -354,6 +370,7 @@ conv_dw = define_primitive(
     reference=reference.conv_dw,
     supports=partial(_supports, _w_result),
     config=_config,
+    workspace=_dw_workspace,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xyw"),
     batch=_kernel_batch,
