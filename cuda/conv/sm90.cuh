@@ -208,6 +208,16 @@ inline int sm90_mode(const Problem& p, bool flat) {
   return flat ? kFlat : volume ? kVolume : kPlane;
 }
 
+// Lets a kernel have `bytes` of shared memory on the current device, once for each; `done` is the kernel's.
+inline cudaError_t sm90_allow(const void* kernel, int bytes, bool (&done)[64]) {
+  int device = 0;
+  cudaError_t e = cudaGetDevice(&device);
+  if (e != cudaSuccess || (device < 64 && done[device])) return e;
+  e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (e == cudaSuccess && device < 64) done[device] = true;
+  return e;
+}
+
 // Multiprocessors of the current device, asked once for each device.
 inline int sm90_multiprocessors() {
   static int known[64] = {};

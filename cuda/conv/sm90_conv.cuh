@@ -358,8 +358,9 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_
   if (!tma::encode_tiled(&a.out, sm90_type<T>(), 2, p.out_data, out_extent, out_stride, out_box)) return cudaErrorInvalidValue;
 
   const auto kernel = sm90_conv<T, Tile, Forward, Phases>;
-  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes);
-  if (allowed != cudaSuccess) return allowed;
+  static bool allowed[64] = {};
+  const cudaError_t e = sm90_allow(reinterpret_cast<const void*>(kernel), Tile::kBytes, allowed);
+  if (e != cudaSuccess) return e;
   const int sms = sm90_multiprocessors();
   const unsigned blocks = tiles < sms ? static_cast<unsigned>(tiles) : static_cast<unsigned>(sms);
   kernel<<<blocks, kSm90Threads, Tile::kBytes, stream>>>(a);

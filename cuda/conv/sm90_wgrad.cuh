@@ -316,8 +316,9 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, void* work
   if (!tma::encode_tiled(&a.dy, sm90_type<T>(), 2, p.w_data, extent, stride, box)) return cudaErrorInvalidValue;
 
   const auto kernel = sm90_wgrad<T, Tile>;
-  static const cudaError_t allowed = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kBytes);
-  if (allowed != cudaSuccess) return allowed;
+  static bool allowed[64] = {};
+  const cudaError_t e = sm90_allow(reinterpret_cast<const void*>(kernel), Tile::kBytes, allowed);
+  if (e != cudaSuccess) return e;
   kernel<<<a.workers, kSm90Threads, Tile::kBytes, stream>>>(a);
   if (a.splits != 1) sm90_wgrad_add<T, Tile><<<a.tiles * Tile::kParts, dim3(128, a.workers >= 6 * a.tiles ? kAdders : 1), 0, stream>>>(a);
   return cudaGetLastError();
