@@ -28,6 +28,12 @@ __device__ __forceinline__ void tma_load_3d(uint32_t to, const CUtensorMap* map,
       "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z)
       : "memory");
 }
+__device__ __forceinline__ void tma_load_4d(uint32_t to, const CUtensorMap* map, uint32_t bar, int x, int y, int z, int u) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
+      "l"(map), "r"(bar), "r"(x), "r"(y), "r"(z), "r"(u)
+      : "memory");
+}
 __device__ __forceinline__ void tma_load_im2col_4d(uint32_t to, const CUtensorMap* map, uint32_t bar, int c, int w, int h, int n,
                                                    uint16_t dw, uint16_t dh) {
   asm volatile(
@@ -46,6 +52,11 @@ __device__ __forceinline__ void tma_load_im2col_5d(uint32_t to, const CUtensorMa
 }
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, uint32_t from, int x, int y) {
   asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(x), "r"(y)
+               : "memory");
+}
+__device__ __forceinline__ void tma_store_4d(const CUtensorMap* map, uint32_t from, int x, int y, int z, int u) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map), "r"(from), "r"(x),
+               "r"(y), "r"(z), "r"(u)
                : "memory");
 }
 // Ends a group of stores / waits until the shared memory of all groups has been read.
@@ -75,7 +86,7 @@ inline void* driver_function(const char* name) {
   return e == cudaSuccess && found == cudaDriverEntryPointSuccess ? f : nullptr;
 }
 
-// Rank 2 to 3 array of 16-bit elements, 128-byte swizzle: extents, strides in bytes of axes 1.., box. False: refused.
+// Array of 16-bit elements, 128-byte swizzle: extents, strides in bytes of axes 1.., box. False: refused.
 inline bool encode_tiled(CUtensorMap* map, CUtensorMapDataType type, int rank, const void* data, const uint64_t* extent,
                          const uint64_t* stride, const uint32_t* box) {
   static const EncodeTiled encode = reinterpret_cast<EncodeTiled>(driver_function("cuTensorMapEncodeTiled"));

@@ -151,7 +151,7 @@ struct Multiplier {
 struct Pixel {
   int w, h, d, n;
 };
-enum PixelMode : int { kFlat = 0, kPlane = 1, kVolume = 2 };
+enum PixelMode : int { kFlat = 0, kPlane = 1, kVolume = 2, kBox = 3 };
 
 __device__ __forceinline__ void load_pixels(int mode, uint32_t to, const CUtensorMap* map, uint32_t bar, int c, const Pixel& at,
                                             int dw, int dh, int dd) {
@@ -159,6 +159,8 @@ __device__ __forceinline__ void load_pixels(int mode, uint32_t to, const CUtenso
     tma_load_im2col_4d(to, map, bar, c, at.w, at.h, at.n, static_cast<uint16_t>(dw), static_cast<uint16_t>(dh));
   else if (mode == kFlat)
     tma_load_2d(to, map, bar, c, at.d);
+  else if (mode == kBox)
+    tma_load_4d(to, map, bar, c, at.w + dw, at.h + dh, at.n);
   else
     tma_load_im2col_5d(to, map, bar, c, at.w, at.h, at.d, at.n, static_cast<uint16_t>(dw), static_cast<uint16_t>(dh),
                        static_cast<uint16_t>(dd));

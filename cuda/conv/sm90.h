@@ -24,6 +24,7 @@ struct Sm90Plan {
   bool flat = false;                     // 1 x 1, stride 1, no padding: the pixels are one list, no im2col
   bool strided = false;                  // input gradient of a strided convolution: phases
   bool flip = false;                     // the filter lies reversed
+  int pw = 0, ph = 0, pn = 0;            // a tile's pixels are a box of so many columns, rows, images; 0: a list, by im2col
 };
 
 // One phase of one tensor's pixels: affine in the output position o' and the tap j per axis, both ascending.
@@ -115,6 +116,24 @@ inline bool sm90_hwio(int64_t k_step, int64_t c_step, const int64_t* s, int64_t 
   return true;
 }
 
+// The taps j that meet the array for an output in o .. o + width - 1 of one axis (stride 1): *first and how many. Where none
+// does, one, which reads zeros.
+JAXPRIMS_HD inline int32_t sm90_live_taps(int32_t lower, int32_t offset, int32_t count, int32_t extent, int32_t o, int32_t width,
+                                          int32_t* first) {
+  const int32_t low = lower + o, high = low + width - 1, room = extent - 1 - low;
+  const int32_t from = high < 0 ? (offset - 1 - high) / offset : 0;
+  int32_t to = room < 0 ? -1 : room / offset;
+  to = to < count ? to : count - 1;
+  *first = from <= to ? from : 0;
+  return from <= to ? to - from + 1 : 1;
+}
+// Their sum over an axis cut into boxes.
+inline int64_t sm90_sum_taps(const Sm90Walk& w, int axis, int32_t extent, int32_t width) {
+  int64_t sum = 0;
+  int32_t first;
+  for (int32_t o = 0; o < w.outs[axis]; o += width) sum += sm90_live_taps(w.lower[axis], w.offset[axis], w.count[axis], extent, o, width, &first);
+  return sum;
+}
 inline int64_t sm90_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // No activation, or one that only clips: v < lo ? lo : v > hi ? hi : v.
@@ -148,6 +167,7 @@ inline Sm90Plan sm90_plan(const Problem& p) {
   if (p.residual != nullptr && p.residual_type != p.out_type) return no("a residual of another type");
   int64_t rows, cols, steps = 1;  // of the product, in chunks of 64; of a tile's reduction
   int64_t in_channels, in_images;
+  bool im2col = true, box = false;  // what the pixels can be loaded by
   if (p.op == Op::kWeightGrad) {
     in_channels = p.imgs, in_images = p.chs;
     if (in_images < 1 || in_channels % 8 != 0 || p.ks % 8 != 0) return no("channels are not multiples of 8");
@@ -184,13 +204,17 @@ inline Sm90Plan sm90_plan(const Problem& p) {
     }
     rows = 0;
     int32_t f[kMaxSpatial];
+    bool step1 = true;
     for (f[0] = 0; f[0] < p.axis[0].phases; ++f[0])
       for (f[1] = 0; f[1] < p.axis[1].phases; ++f[1])
         for (f[2] = 0; f[2] < p.axis[2].phases; ++f[2]) {
           const Sm90Walk w = sm90_walk(p, plan.flip, f);
-          if (!flat && w.taps() > 0 && !sm90_fits_tma(w, p)) return no("padding, stride or reach past TMA's limits");
+          im2col = im2col && (flat || w.taps() == 0 || sm90_fits_tma(w, p));
           rows += sm90_ceil(w.rows(p.imgs), 64);
         }
+    for (const Axis& x : p.axis) step1 = step1 && x.o_step == 1;
+    box = !flat && phases == 1 && step1 && p.axis[0].I == 1 && p.axis[0].R == 1 && p.axis[0].O == 1 && p.residual == nullptr;
+    if (!im2col && !box) return no("padding, stride or reach past TMA's limits");
     if (p.imgs * p.pixels() > kExtentLimit) return no("too many pixels");
     cols = sm90_ceil(p.ks, 64);
     steps = sm90_ceil(p.taps() * sm90_ceil(p.chs, 64), phases);
@@ -198,7 +222,8 @@ inline Sm90Plan sm90_plan(const Problem& p) {
     if (plan.strided && (p.bias != nullptr || p.residual != nullptr || p.activation != 0)) return no("an epilogue on phases");
   }
   const int64_t bytes = 2 * in_images * in_channels * in_extent[0] * in_extent[1] * in_extent[2];
-  if (!flat && bytes < 131072) return no("im2col maps of arrays under 128 KiB");  // drivers up to 13.1 read them wrongly
+  if (!flat && bytes < 131072) im2col = false;  // drivers up to 13.1 read im2col maps of small arrays wrongly
+  if (!im2col && !box) return no("im2col maps of arrays under 128 KiB");
   plan.flat = flat;
 
   // The tile with the least cycles for the busiest multiprocessor. Measured on an H200: cycles of 64 steps of the reduction
@@ -224,11 +249,30 @@ inline Sm90Plan sm90_plan(const Problem& p) {
     } else {
       if (p.residual != nullptr && (t.swap || t.mb * t.nb > 4)) return;
       const int64_t tiles = sm90_ceil(rows, t.swap ? t.nb : t.mb) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
+      const int pixels = 64 * (t.swap ? t.nb : t.mb);
+      if (box) {
+        // Boxes of many images at few pixels: taps that fall into the padding for all of them are left out.
+        const int32_t zero[kMaxSpatial] = {0, 0, 0};
+        const Sm90Walk w = sm90_walk(p, plan.flip, zero);
+        const int64_t all = int64_t{w.outs[1]} * w.count[1] * w.outs[2] * w.count[2];
+        const bool padded = sm90_sum_taps(w, 1, p.axis[1].I, 1) * sm90_sum_taps(w, 2, p.axis[2].I, 1) * 100 < all * 95;
+        for (int pn = 256; pn >= 8 && (padded || !im2col); pn /= 2) {
+          if (pixels % pn != 0 || (pn > 8 && pn / 2 >= p.imgs)) continue;
+          const int rest = pixels / pn, ph = rest % 4 == 0 ? (rest >= 16 ? 4 : 2) : 1, pw = rest / ph;
+          const int64_t tiles_box = sm90_ceil(w.outs[1], ph) * sm90_ceil(w.outs[2], pw) * sm90_ceil(p.imgs, pn) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
+          const int64_t live = sm90_sum_taps(w, 1, p.axis[1].I, ph) * sm90_sum_taps(w, 2, p.axis[2].I, pw) * sm90_ceil(p.chs, 64) *
+                               sm90_ceil(p.imgs, pn) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
+          const int64_t mean = live * t.cycles / tiles_box;
+          cost = sm90_ceil(tiles_box, kSm90Workers) * (mean > t.store ? mean : t.store) * 23 / 20;  // 15 % slower steps
+          if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap, plan.pw = pw, plan.ph = ph, plan.pn = pn;
+        }
+      }
+      if (!im2col) return;
       const bool one_chunk = t.mb == 3 && p.chs <= 64 && p.taps() > 1;  // 192 pixels at a new tap in every step: 10 % slower
       const int64_t multiply = steps * t.cycles * (one_chunk ? 11 : 10) / 10;
       cost = sm90_ceil(tiles, kSm90Workers) * (multiply > t.store ? multiply : t.store);
     }
-    if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap;
+    if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap, plan.pw = plan.ph = plan.pn = 0;
   };
   if (p.op == Op::kWeightGrad)
     for (const Tile& t : kWgradTiles) consider(t);
@@ -236,6 +280,7 @@ inline Sm90Plan sm90_plan(const Problem& p) {
     for (const Tile& t : kPhaseTiles) consider(t);
   else
     for (const Tile& t : kConvTiles) consider(t);
+  if (plan.mb == 0) return no("no tile");
   plan.reason = nullptr;
   return plan;
 }

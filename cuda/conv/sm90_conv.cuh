@@ -13,6 +13,8 @@
 //          their stores are 16-byte vectors of ordinary writes; else TMA stores.
 //          The wider side of a tile is the N of the instruction (it reads less shared memory for the same products): where k is at
 //          most 64, the product is transposed, channels are its rows and 256 pixels its columns (Swap).
+// Padding  where it is much of the work and images are many, a tile's pixels are a box of many images at few places (kBox): the
+//          taps that fall outside for all of them are left out, exactly, by every thread alike.
 // Order    every output is summed by one warpgroup in one order: the same bits in every run.
 // Cost     2 * outputs * taps * C flops; loads from L2 of (MB + NB) chunks for every MB * NB chunks of sums.
 #pragma once
@@ -45,6 +47,9 @@ struct Sm90ConvArgs {
   FastDiv tiles_n, band;  // tiles along k; those of a band: 8 along k by all along the pixels
   uint32_t tiles, chunks;  // chunks of 64 channels in a tap
   int32_t phases, mode, cols;
+  int32_t pw, ph, pn;     // kBox: a tile's pixels
+  FastDiv boxes1, boxes2;  // boxes along axes 1 and 2
+  int32_t extent1, extent2;
   const void *bias, *residual;
   Type bias_type;
   float lo, hi;
@@ -83,6 +88,32 @@ __device__ __forceinline__ Sm90Place sm90_place(const Sm90ConvArgs<Phases>& a, u
   return at;
 }
 
+// kBox: a tile's first output, and the taps that it needs.
+struct Sm90Window {
+  int32_t w, h, n, j1, count1, j2, count2;
+};
+template <class Tile, int Phases>
+__device__ __forceinline__ Sm90Window sm90_window(const Sm90ConvArgs<Phases>& a, const Sm90Place& at) {
+  const Sm90PhaseArgs& ph = a.phase[0];
+  uint32_t rest = at.m / Tile::kPixels, w, h;
+  a.boxes2.divmod(rest, rest, w);
+  a.boxes1.divmod(rest, rest, h);
+  Sm90Window v;
+  v.w = static_cast<int32_t>(w) * a.pw, v.h = static_cast<int32_t>(h) * a.ph, v.n = static_cast<int32_t>(rest) * a.pn;
+  v.count1 = sm90_live_taps(ph.lower[1], ph.offset[1], ph.count[1], a.extent1, v.h, a.ph, &v.j1);
+  v.count2 = sm90_live_taps(ph.lower[2], ph.offset[2], ph.count[2], a.extent2, v.w, a.pw, &v.j2);
+  return v;
+}
+template <class Tile, int Phases>
+__device__ __forceinline__ uint32_t sm90_conv_steps(const Sm90ConvArgs<Phases>& a, const Sm90Place& at) {
+  const Sm90PhaseArgs& ph = a.phase[at.phase];
+  if (Phases == 1 && a.mode == kBox) {
+    const Sm90Window v = sm90_window<Tile>(a, at);
+    return static_cast<uint32_t>(v.count1) * v.count2 * a.chunks;
+  }
+  return static_cast<uint32_t>(ph.count[0]) * ph.count[1] * ph.count[2] * a.chunks;
+}
+
 __device__ __forceinline__ float sm90_bias(const void* data, Type type, uint32_t i) {
   if (type == Type::kF32) return static_cast<const float*>(data)[i];
   if (type == Type::kF16) return __half2float(static_cast<const __half*>(data)[i]);
@@ -98,7 +129,12 @@ __device__ __forceinline__ void sm90_conv_load(const Sm90ConvArgs<Phases>& a, co
     const Sm90PhaseArgs& ph = a.phase[at.phase];
     const CUtensorMap* map = &a.in[at.phase];
     Pixel pixel;
-    if (a.mode == kFlat) {
+    int begin1 = 0, end1 = ph.count[1], begin2 = 0, end2 = ph.count[2];
+    if (Phases == 1 && a.mode == kBox) {
+      const Sm90Window v = sm90_window<Tile>(a, at);
+      pixel.w = v.w + ph.lower[2], pixel.h = v.h + ph.lower[1], pixel.n = v.n, pixel.d = 0;
+      begin1 = v.j1, end1 = v.j1 + v.count1, begin2 = v.j2, end2 = v.j2 + v.count2;
+    } else if (a.mode == kFlat) {
       pixel.d = static_cast<int>(at.m), pixel.w = pixel.h = pixel.n = 0;
     } else {
       uint32_t o[kMaxSpatial], rest = at.m;
@@ -110,8 +146,8 @@ __device__ __forceinline__ void sm90_conv_load(const Sm90ConvArgs<Phases>& a, co
       pixel.w = static_cast<int>(o[2]) * ph.step[2] + ph.lower[2];
     }
     for (int j0 = 0; j0 < ph.count[0]; ++j0)
-      for (int j1 = 0; j1 < ph.count[1]; ++j1)
-        for (int j2 = 0; j2 < ph.count[2]; ++j2) {
+      for (int j1 = begin1; j1 < end1; ++j1)
+        for (int j2 = begin2; j2 < end2; ++j2) {
           const int tap = ph.tap0 + j0 * ph.tap_step[0] + j1 * ph.tap_step[1] + j2 * ph.tap_step[2];
           for (uint32_t chunk = 0; chunk < a.chunks; ++chunk) {
             const int c = static_cast<int>(chunk * 64);
@@ -237,8 +273,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
     uint32_t turn = 0, i = 0;
     for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x, ++i) {
       Sm90Place at = sm90_place<Tile, Phases>(a, tile);
-      const Sm90PhaseArgs& ph = a.phase[at.phase];
-      const uint32_t steps = static_cast<uint32_t>(ph.count[0]) * ph.count[1] * ph.count[2] * a.chunks;
+      const uint32_t steps = sm90_conv_steps<Tile>(a, at);
       if (i % 2 != g) {
         ring.skip(steps);
         continue;
@@ -284,10 +319,16 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
         proxy_fence();
         named_sync(1 + g, 128);
         if (thread == 0) {
+          const bool box = a.mode == kBox;
+          Sm90Window v = {};
+          if (box) v = sm90_window<Tile>(a, at);
 #pragma unroll
-          for (int j = 0; j < Tile::CB; ++j)
-            if (at.n + 64 * j < static_cast<uint32_t>(a.cols))
-              tma_store_2d(&a.out, result + j * (Tile::PB * kChunkBytes), static_cast<int>(at.n) + 64 * j, static_cast<int>(at.m));
+          for (int j = 0; j < Tile::CB; ++j) {
+            const int k = static_cast<int>(at.n) + 64 * j;
+            if (k >= a.cols) break;
+            if (box) tma_store_4d(&a.out, result + j * (Tile::PB * kChunkBytes), k, v.w, v.h, v.n);
+            else tma_store_2d(&a.out, result + j * (Tile::PB * kChunkBytes), k, static_cast<int>(at.m));
+          }
           tma_store_commit();
           if (Tile::kResults == 1) tma_store_wait_read();
         }
@@ -305,7 +346,9 @@ template <class T, int MB, int NB, bool Swap, bool Forward, int Phases>
 cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_t stream) {
   using Tile = Sm90ConvTile<MB, NB, Swap>;
   Sm90ConvArgs<Phases> a;
-  a.mode = sm90_mode(p, plan.flat);
+  const bool box = plan.pw > 0;
+  a.mode = box ? kBox : sm90_mode(p, plan.flat);
+  a.pw = plan.pw, a.ph = plan.ph, a.pn = plan.pn, a.extent1 = p.axis[1].I, a.extent2 = p.axis[2].I;
   a.cols = static_cast<int32_t>(p.ks);
   a.chunks = static_cast<uint32_t>(sm90_ceil(p.chs, 64));
   const uint32_t tiles_n = static_cast<uint32_t>(sm90_ceil(p.ks, Tile::kChannels));
@@ -341,9 +384,17 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_
       ph.tap_step[d] = w.tap_step[d], ph.f[d] = w.f[d];
       ph.outs[d] = FastDiv(static_cast<uint32_t>(w.outs[d]));
     }
-    tiles += sm90_ceil(ph.rows, Tile::kPixels) * tiles_n;
+    int64_t tiles_m = sm90_ceil(ph.rows, Tile::kPixels);
+    if (box) {
+      if (plan.pw * plan.ph * plan.pn != Tile::kPixels) return cudaErrorInvalidValue;
+      const int64_t boxes2 = sm90_ceil(w.outs[2], plan.pw), boxes1 = sm90_ceil(w.outs[1], plan.ph);
+      a.boxes2 = FastDiv(static_cast<uint32_t>(boxes2)), a.boxes1 = FastDiv(static_cast<uint32_t>(boxes1));
+      tiles_m = boxes2 * boxes1 * sm90_ceil(p.imgs, plan.pn);
+      if (tiles_m * Tile::kPixels >= kExtentLimit) return cudaErrorInvalidValue;
+    }
+    tiles += tiles_m * tiles_n;
     if (tiles >= kExtentLimit) return cudaErrorInvalidValue;
-    if (w.taps() > 0 && !sm90_pixel_map<T>(&a.in[i], a.mode, p, w, p.chs, p.imgs, Tile::kPixels)) return cudaErrorInvalidValue;
+    if (!box && w.taps() > 0 && !sm90_pixel_map<T>(&a.in[i], a.mode, p, w, p.chs, p.imgs, Tile::kPixels)) return cudaErrorInvalidValue;
   }
   a.tiles = static_cast<uint32_t>(tiles);
   a.band = FastDiv(static_cast<uint32_t>(tiles / tiles_n < kExtentLimit / kSm90Band ? tiles / tiles_n * kSm90Band : 1));
@@ -352,10 +403,21 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_
   const uint64_t w_extent[3] = {inner, outer, static_cast<uint64_t>(p.taps())}, w_stride[2] = {2 * inner, 2 * inner * outer};
   const uint32_t w_box[3] = {64, 64, 1};
   if (!tma::encode_tiled(&a.w, sm90_type<T>(), 3, p.w_data, w_extent, w_stride, w_box)) return cudaErrorInvalidValue;
-  const uint64_t out_extent[2] = {static_cast<uint64_t>(p.ks), static_cast<uint64_t>(p.imgs * p.pixels())};
-  const uint64_t out_stride[1] = {2 * out_extent[0]};
-  const uint32_t out_box[2] = {64, Tile::kPixels};
-  if (!tma::encode_tiled(&a.out, sm90_type<T>(), 2, p.out_data, out_extent, out_stride, out_box)) return cudaErrorInvalidValue;
+  const uint64_t k = static_cast<uint64_t>(p.ks), in_c = static_cast<uint64_t>(p.chs), n = static_cast<uint64_t>(p.imgs);
+  bool encoded;
+  if (box) {
+    const uint64_t I2 = p.axis[2].I, I1 = p.axis[1].I, O2 = p.axis[2].O, O1 = p.axis[1].O;
+    const uint32_t tile[4] = {64, static_cast<uint32_t>(plan.pw), static_cast<uint32_t>(plan.ph), static_cast<uint32_t>(plan.pn)};
+    const uint64_t in_extent[4] = {in_c, I2, I1, n}, in_stride[3] = {2 * in_c, 2 * in_c * I2, 2 * in_c * I2 * I1};
+    const uint64_t out_extent[4] = {k, O2, O1, n}, out_stride[3] = {2 * k, 2 * k * O2, 2 * k * O2 * O1};
+    encoded = tma::encode_tiled(&a.in[0], sm90_type<T>(), 4, p.in_data, in_extent, in_stride, tile) &&
+              tma::encode_tiled(&a.out, sm90_type<T>(), 4, p.out_data, out_extent, out_stride, tile);
+  } else {
+    const uint64_t extent[2] = {k, n * static_cast<uint64_t>(p.pixels())}, stride[1] = {2 * k};
+    const uint32_t tile[2] = {64, Tile::kPixels};
+    encoded = tma::encode_tiled(&a.out, sm90_type<T>(), 2, p.out_data, extent, stride, tile);
+  }
+  if (!encoded) return cudaErrorInvalidValue;
 
   const auto kernel = sm90_conv<T, Tile, Forward, Phases>;
   static bool allowed[64] = {};
