@@ -55,6 +55,13 @@ __device__ __forceinline__ void registers_up() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+// v within [lo, hi]; NaN stays NaN.
+__device__ __forceinline__ float clip_keep_nan(float v, float lo, float hi) {
+  asm("max.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(lo));
+  asm("min.NaN.f32 %0, %0, %1;" : "+f"(v) : "f"(hi));
+  return v;
+}
+
 // Four 8 x 8 matrices of 16-bit elements: lane i gives the shared address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_matrices(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b), "r"(c), "r"(d)

@@ -11,7 +11,7 @@
 namespace jaxprims {
 namespace conv {
 
-constexpr int kSm90Phases = 16;     // phases of a strided input gradient in one launch
+constexpr int kSm90Phases = 9;      // phases of a strided input gradient in one launch: two tensor maps each, in 4 KiB of arguments
 constexpr int kSm90Workers = 132;   // shares of a weight gradient's reduction: fixed, so that the bits are the same on every GPU
 constexpr int kSm90Chunks = 8;      // a tile has at most 8 chunks of 64 x 64 sums
 // Two unfinished tiles for each worker, in float32. jaxprims/conv/primitive.py declares the same number of bytes.
@@ -75,7 +75,9 @@ inline Sm90Walk sm90_wgrad_walk(const Problem& p) {
 }
 
 // What TMA can say of one axis (cuTensorMapEncodeIm2col).
-inline int32_t sm90_upper(const Sm90Walk& w, int i, int32_t extent) { return (w.outs[i] - 1) * w.step[i] + w.lower[i] - (extent - 1); }
+inline int32_t sm90_upper(const Sm90Walk& w, int i, int32_t extent) {
+  return (w.outs[i] - 1) * w.step[i] + w.lower[i] - (extent - 1);
+}
 inline bool sm90_fits_tma(const Sm90Walk& w, const Problem& p) {
   const bool volume = p.axis[0].I > 1 || p.axis[0].R > 1 || p.axis[0].O > 1;
   const int32_t corner = volume ? 16 : 128, reach = volume ? 31 : 255;
@@ -131,7 +133,8 @@ JAXPRIMS_HD inline int32_t sm90_live_taps(int32_t lower, int32_t offset, int32_t
 inline int64_t sm90_sum_taps(const Sm90Walk& w, int axis, int32_t extent, int32_t width) {
   int64_t sum = 0;
   int32_t first;
-  for (int32_t o = 0; o < w.outs[axis]; o += width) sum += sm90_live_taps(w.lower[axis], w.offset[axis], w.count[axis], extent, o, width, &first);
+  for (int32_t o = 0; o < w.outs[axis]; o += width)
+    sum += sm90_live_taps(w.lower[axis], w.offset[axis], w.count[axis], extent, o, width, &first);
   return sum;
 }
 inline int64_t sm90_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -200,6 +203,7 @@ inline Sm90Plan sm90_plan(const Problem& p) {
     for (int i = 0; i < kMaxSpatial; ++i) {
       const Axis& x = p.axis[i];
       if (x.phases > x.O) return no("more phases than outputs");
+      if (forward && x.e != 1) return no("a dilated input");
       flat = flat && x.R == 1 && x.o_step == 1 && x.c == 0 && x.I == x.O && x.phases == 1 && x.e == 1;
     }
     rows = 0;
@@ -209,11 +213,12 @@ inline Sm90Plan sm90_plan(const Problem& p) {
       for (f[1] = 0; f[1] < p.axis[1].phases; ++f[1])
         for (f[2] = 0; f[2] < p.axis[2].phases; ++f[2]) {
           const Sm90Walk w = sm90_walk(p, plan.flip, f);
+          if (phases == 1 && w.taps() == 0) return no("an empty sum");
           im2col = im2col && (flat || w.taps() == 0 || sm90_fits_tma(w, p));
           rows += sm90_ceil(w.rows(p.imgs), 64);
         }
     for (const Axis& x : p.axis) step1 = step1 && x.o_step == 1;
-    box = !flat && phases == 1 && step1 && p.axis[0].I == 1 && p.axis[0].R == 1 && p.axis[0].O == 1 && p.residual == nullptr;
+    box = !flat && step1 && p.axis[0].I == 1 && p.axis[0].R == 1 && p.axis[0].O == 1 && p.residual == nullptr;
     if (!im2col && !box) return no("padding, stride or reach past TMA's limits");
     if (p.imgs * p.pixels() > kExtentLimit) return no("too many pixels");
     cols = sm90_ceil(p.ks, 64);
@@ -234,17 +239,20 @@ inline Sm90Plan sm90_plan(const Problem& p) {
     bool swap;
     int64_t cycles, store;
   };
-  constexpr Tile kConvTiles[] = {{2, 2, false, 650, 2600}, {3, 2, false, 965, 6000}, {2, 3, false, 985, 7000}, {2, 1, false, 455, 1500}, {1, 4, true, 710, 2700}};
+  constexpr Tile kConvTiles[] = {
+      {2, 2, false, 650, 2600}, {3, 2, false, 1000, 4000}, {2, 3, false, 1020, 5000}, {2, 1, false, 455, 1500}, {1, 4, true, 710, 2700}};
   constexpr Tile kPhaseTiles[] = {{2, 2, false, 650, 3000}, {1, 4, true, 710, 3500}};
-  // The weight gradient is shared evenly: per chunk of sums 128 (with columns of 192, 137), per chunk loaded from L2 145 to 150.
-  constexpr Tile kWgradTiles[] = {{2, 4, false, 0, 0}, {2, 3, false, 0, 0}, {1, 4, false, 0, 0}, {1, 3, false, 0, 0}, {2, 4, true, 0, 0}, {1, 4, true, 0, 0}};
+  // The weight gradient is shared evenly: per chunk of sums 128 (with columns of 192, 137), per chunk loaded from L2 140 to 150.
+  constexpr Tile kWgradTiles[] = {
+      {2, 4, false, 0, 0}, {2, 3, false, 0, 0}, {1, 4, false, 0, 0}, {1, 3, false, 0, 0}, {2, 4, true, 0, 0}, {1, 4, true, 0, 0}};
   int64_t best = std::numeric_limits<int64_t>::max();
   const auto consider = [&](const Tile& t) {
     int64_t cost;
     if (p.op == Op::kWeightGrad) {
       const int64_t m = t.swap ? rows : cols, n = t.swap ? cols : rows, tiles_m = sm90_ceil(m, t.mb), tiles_n = sm90_ceil(n, t.nb);
       const int64_t multiply = tiles_m * tiles_n * t.mb * t.nb * (t.nb == 4 ? 128 : 137);
-      const int64_t load = t.swap ? tiles_n * m * 150 + tiles_m * n * 145 : tiles_m * n * 150 + tiles_n * m * 145;
+      const int64_t load_x = p.pixels() > 1 ? 150 : 140;  // of several taps, x is loaded by im2col
+      const int64_t load = t.swap ? tiles_n * m * load_x + tiles_m * n * 145 : tiles_m * n * load_x + tiles_n * m * 145;
       cost = (multiply > load ? multiply : load) * 8 + multiply + load;
     } else {
       if (p.residual != nullptr && (t.swap || t.mb * t.nb > 4)) return;
@@ -252,24 +260,40 @@ inline Sm90Plan sm90_plan(const Problem& p) {
       const int pixels = 64 * (t.swap ? t.nb : t.mb);
       if (box) {
         // Boxes of many images at few pixels: taps that fall into the padding for all of them are left out.
-        const int32_t zero[kMaxSpatial] = {0, 0, 0};
-        const Sm90Walk w = sm90_walk(p, plan.flip, zero);
-        const int64_t all = int64_t{w.outs[1]} * w.count[1] * w.outs[2] * w.count[2];
-        const bool padded = sm90_sum_taps(w, 1, p.axis[1].I, 1) * sm90_sum_taps(w, 2, p.axis[2].I, 1) * 100 < all * 95;
+        int64_t all = 0, live1 = 0;
+        int32_t f[kMaxSpatial] = {0, 0, 0};
+        const auto phases = [&](const auto& visit) {
+          for (f[1] = 0; f[1] < p.axis[1].phases; ++f[1])
+            for (f[2] = 0; f[2] < p.axis[2].phases; ++f[2]) {
+              const Sm90Walk w = sm90_walk(p, plan.flip, f);
+              if (w.taps() > 0) visit(w);
+            }
+        };
+        phases([&](const Sm90Walk& w) {
+          all += int64_t{w.outs[1]} * w.count[1] * w.outs[2] * w.count[2];
+          live1 += sm90_sum_taps(w, 1, p.axis[1].I, 1) * sm90_sum_taps(w, 2, p.axis[2].I, 1);
+        });
+        const bool padded = plan.strided || live1 * 100 < all * 95;
         for (int pn = 256; pn >= 8 && (padded || !im2col); pn /= 2) {
           if (pixels % pn != 0 || (pn > 8 && pn / 2 >= p.imgs)) continue;
           const int rest = pixels / pn, ph = rest % 4 == 0 ? (rest >= 16 ? 4 : 2) : 1, pw = rest / ph;
-          const int64_t tiles_box = sm90_ceil(w.outs[1], ph) * sm90_ceil(w.outs[2], pw) * sm90_ceil(p.imgs, pn) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
-          const int64_t live = sm90_sum_taps(w, 1, p.axis[1].I, ph) * sm90_sum_taps(w, 2, p.axis[2].I, pw) * sm90_ceil(p.chs, 64) *
-                               sm90_ceil(p.imgs, pn) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
-          const int64_t mean = live * t.cycles / tiles_box;
+          int64_t tiles_box = 0, live = 0;
+          phases([&](const Sm90Walk& w) {
+            tiles_box += sm90_ceil(w.outs[1], ph) * sm90_ceil(w.outs[2], pw);
+            live += sm90_sum_taps(w, 1, p.axis[1].I, ph) * sm90_sum_taps(w, 2, p.axis[2].I, pw);
+          });
+          const int64_t others = sm90_ceil(p.imgs, pn) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
+          if (tiles_box == 0) continue;
+          const int64_t mean = live * sm90_ceil(p.chs, 64) * t.cycles / tiles_box;
+          tiles_box *= others;
           cost = sm90_ceil(tiles_box, kSm90Workers) * (mean > t.store ? mean : t.store) * 23 / 20;  // 15 % slower steps
-          if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap, plan.pw = pw, plan.ph = ph, plan.pn = pn;
+          if (cost >= best) continue;
+          best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap;
+          plan.pw = pw, plan.ph = ph, plan.pn = pn;
         }
       }
-      if (!im2col) return;
-      const bool one_chunk = t.mb == 3 && p.chs <= 64 && p.taps() > 1;  // 192 pixels at a new tap in every step: 10 % slower
-      const int64_t multiply = steps * t.cycles * (one_chunk ? 11 : 10) / 10;
+      if (!im2col || (plan.strided && plan.pw > 0)) return;  // boxes of a phase are stored by TMA, lists row by row
+      const int64_t multiply = steps * t.cycles;
       cost = sm90_ceil(tiles, kSm90Workers) * (multiply > t.store ? multiply : t.store);
     }
     if (cost < best) best = cost, plan.mb = t.mb, plan.nb = t.nb, plan.swap = t.swap, plan.pw = plan.ph = plan.pn = 0;

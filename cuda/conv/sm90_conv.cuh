@@ -1,6 +1,7 @@
 // Convolution forward and input gradient on Hopper's tensor cores: an implicit matrix product, float16 and bfloat16.
 //
-//   out[n, o.., k] = clip( sum over taps j.., channels c of in[n, lower + o' * step + j * offset.., c] * w[tap, c, k] + bias[k] + residual )
+//   out[n, o.., k] = clip( sum over taps j.., channels c of in[n, lower + o' * step + j * offset.., c] * w[tap, c, k]
+//                          + bias[k] + residual )
 //   rows are the pixels (n, o'..) of one phase as one list, columns are k; sm90.h's walks give lower, step, offset and tap.
 //   Forward has one phase (o' = o); the input gradient of a convolution of stride u has u phases per axis, each with its own
 //   taps, all in one launch: no product with a zero is formed.
@@ -9,14 +10,20 @@
 //          K-major one in the input gradient (there c is a column and k is summed). No copy of w, no workspace.
 // Work     persistent: one block per multiprocessor walks over the tiles, columns first, so that neighbours share pixels in L2.
 //          One thread loads: im2col TMA turns (tap, 64 channels) of 64 MB pixels into one box, padding included.
-//          Two warpgroups multiply and store in turn. Sums are float32, rounded once. Phases of stride > 1 are scattered rows:
-//          their stores are 16-byte vectors of ordinary writes; else TMA stores.
+//          Two warpgroups multiply and store in turn. Sums are float32, rounded once. Stores are TMA's; but a list of pixels of
+//          one phase of several is no box: there they are 16-byte vectors, each row to its place.
 //          The wider side of a tile is the N of the instruction (it reads less shared memory for the same products): where k is at
 //          most 64, the product is transposed, channels are its rows and 256 pixels its columns (Swap).
 // Padding  where it is much of the work and images are many, a tile's pixels are a box of many images at few places (kBox): the
 //          taps that fall outside for all of them are left out, exactly, by every thread alike.
 // Order    every output is summed by one warpgroup in one order: the same bits in every run.
 // Cost     2 * outputs * taps * C flops; loads from L2 of (MB + NB) chunks for every MB * NB chunks of sums.
+// Tried    TFLOP/s on an H200, bfloat16, where an 8192^3 product ran at 745 to 778 (names: 3x3 layers of ResNet-50, batch 256; 9x9:
+//          N 128, C 128, 32^2, K 128). v1 bias and residual looked at for every sum: 9x9 729, 3x3 C 64 357, 1x1 C 64 K 256 47.
+//          v2 store without branches, result kept twice, transposed tiles for K 64: 453 (3x3 C 64), 175 (1x1).
+//          v3 boxes: 9x9 input gradient 303 -> 503, 3x3 C 512 7^2 733 -> 769. v4 a plain store without bias and clip, phases as
+//          boxes: 1x1 C 512 K 2048 7^2 513 -> 608, input gradient 3x3 C 128 stride 2 329 -> 373. cuDNN in the last run: 9x9 410 and
+//          293 (input gradient), 3x3 C 512 561.
 #pragma once
 #include "conv/sm90.cuh"
 
@@ -28,6 +35,7 @@ struct Sm90PhaseArgs {
   int32_t count[kMaxSpatial], offset[kMaxSpatial], lower[kMaxSpatial], step[kMaxSpatial];
   int32_t tap0, tap_step[kMaxSpatial], f[kMaxSpatial];
   FastDiv outs[kMaxSpatial];
+  FastDiv boxes1, boxes2;  // kBox: along axes 1 and 2
 };
 
 // MB x NB chunks of the product: rows pixels, columns channels, or (Swap) the reverse.
@@ -42,16 +50,17 @@ struct Sm90ConvTile : Sm90Tile<MB_, NB_, MB_ * NB_ * kChunkBytes> {
 template <int Phases>
 struct Sm90ConvArgs {
   CUtensorMap in[Phases];
-  CUtensorMap w, out;
+  CUtensorMap out[Phases];
+  CUtensorMap w;
   Sm90PhaseArgs phase[Phases];
   FastDiv tiles_n, band;  // tiles along k; those of a band: 8 along k by all along the pixels
   uint32_t tiles, chunks;  // chunks of 64 channels in a tap
   int32_t phases, mode, cols;
   int32_t pw, ph, pn;     // kBox: a tile's pixels
-  FastDiv boxes1, boxes2;  // boxes along axes 1 and 2
   int32_t extent1, extent2;
   const void *bias, *residual;
   Type bias_type;
+  int32_t plain;  // no bias, residual or clip
   float lo, hi;
   // strided: the rows' places
   void* out_data;
@@ -94,10 +103,10 @@ struct Sm90Window {
 };
 template <class Tile, int Phases>
 __device__ __forceinline__ Sm90Window sm90_window(const Sm90ConvArgs<Phases>& a, const Sm90Place& at) {
-  const Sm90PhaseArgs& ph = a.phase[0];
+  const Sm90PhaseArgs& ph = a.phase[at.phase];
   uint32_t rest = at.m / Tile::kPixels, w, h;
-  a.boxes2.divmod(rest, rest, w);
-  a.boxes1.divmod(rest, rest, h);
+  ph.boxes2.divmod(rest, rest, w);
+  ph.boxes1.divmod(rest, rest, h);
   Sm90Window v;
   v.w = static_cast<int32_t>(w) * a.pw, v.h = static_cast<int32_t>(h) * a.ph, v.n = static_cast<int32_t>(rest) * a.pn;
   v.count1 = sm90_live_taps(ph.lower[1], ph.offset[1], ph.count[1], a.extent1, v.h, a.ph, &v.j1);
@@ -107,7 +116,7 @@ __device__ __forceinline__ Sm90Window sm90_window(const Sm90ConvArgs<Phases>& a,
 template <class Tile, int Phases>
 __device__ __forceinline__ uint32_t sm90_conv_steps(const Sm90ConvArgs<Phases>& a, const Sm90Place& at) {
   const Sm90PhaseArgs& ph = a.phase[at.phase];
-  if (Phases == 1 && a.mode == kBox) {
+  if (a.mode == kBox && (Phases == 1 || ph.count[1] * ph.count[2] > 0)) {
     const Sm90Window v = sm90_window<Tile>(a, at);
     return static_cast<uint32_t>(v.count1) * v.count2 * a.chunks;
   }
@@ -130,7 +139,7 @@ __device__ __forceinline__ void sm90_conv_load(const Sm90ConvArgs<Phases>& a, co
     const CUtensorMap* map = &a.in[at.phase];
     Pixel pixel;
     int begin1 = 0, end1 = ph.count[1], begin2 = 0, end2 = ph.count[2];
-    if (Phases == 1 && a.mode == kBox) {
+    if (a.mode == kBox && (Phases == 1 || ph.count[1] * ph.count[2] > 0)) {
       const Sm90Window v = sm90_window<Tile>(a, at);
       pixel.w = v.w + ph.lower[2], pixel.h = v.h + ph.lower[1], pixel.n = v.n, pixel.d = 0;
       begin1 = v.j1, end1 = v.j1 + v.count1, begin2 = v.j2, end2 = v.j2 + v.count2;
@@ -166,63 +175,73 @@ __device__ __forceinline__ void sm90_conv_load(const Sm90ConvArgs<Phases>& a, co
   }
 }
 
-template <class T>
-__device__ __forceinline__ uint32_t sm90_clip_pair(float u, float v, float lo, float hi) {
-  u = u < lo ? lo : u > hi ? hi : u;  // NaN stays
-  v = v < lo ? lo : v > hi ? hi : v;
-  return pack_pair<T>(u, v);
+// What is done to the sums: nothing; bias and clip; residual too.
+enum class Finish : int { kPlain, kBias, kResidual };
+
+template <class T, Finish F>
+__device__ __forceinline__ uint32_t sm90_finish_pair(float u, float v, float2 add, float lo, float hi) {
+  if constexpr (F == Finish::kPlain) return pack_pair<T>(u, v);
+  return pack_pair<T>(clip_keep_nan(u + add.x, lo, hi), clip_keep_nan(v + add.y, lo, hi));
 }
 
 // The residual of the sums at row r and columns k, k + 1.
 template <class T, int Phases>
 __device__ __forceinline__ float2 sm90_residual(const Sm90ConvArgs<Phases>& a, uint32_t rows, uint32_t r, uint32_t k) {
   if (r >= rows || k >= static_cast<uint32_t>(a.cols)) return {0.f, 0.f};
-  return unpack_pair<T>(*reinterpret_cast<const uint32_t*>(static_cast<const T*>(a.residual) + static_cast<int64_t>(r) * a.cols + k));
+  const T* at = static_cast<const T*>(a.residual) + static_cast<int64_t>(r) * a.cols + k;
+  return unpack_pair<T>(*reinterpret_cast<const uint32_t*>(at));
 }
 
 // Sums become the result's chunks in shared memory, [pixels][64 channels] each: rounded, in the swizzle that TMA reads.
-template <class T, class Tile, bool Residual, int Phases>
+template <class T, class Tile, Finish F, int Phases>
 __device__ __forceinline__ void sm90_conv_stage(const Sm90ConvArgs<Phases>& a, const Sm90Place& at, float (&sums)[Tile::MB][32 * Tile::NB], uint32_t result,
                                                 uint32_t bias) {
   const uint32_t thread = threadIdx.x % 128, warp = thread / 32, lane = thread % 32;
   const float lo = a.lo, hi = a.hi;
   if constexpr (Tile::kSwap) {
     const uint32_t piece = 2 * warp + (lane >> 3 & 1);  // of the 8 channels of this lane's matrix
-    const float b0 = load_shared(bias + (warp * 16 + lane / 4) * 4), b1 = load_shared(bias + (warp * 16 + lane / 4 + 8) * 4);
+    float2 b0 = {0.f, 0.f}, b1 = {0.f, 0.f};
+    if constexpr (F != Finish::kPlain) {
+      b0.x = b0.y = load_shared(bias + (warp * 16 + lane / 4) * 4);
+      b1.x = b1.y = load_shared(bias + (warp * 16 + lane / 4 + 8) * 4);
+    }
 #pragma unroll
     for (int j = 0; j < 8 * Tile::NB; j += 2) {
       __syncwarp();
       const float* s = sums[0] + 4 * j;
       const uint32_t r = 8 * j + (lane & 7) + (lane >> 4) * 8;
-      store_matrices_transposed(result + r * 128 + ((piece ^ r % 8) * 16), sm90_clip_pair<T>(s[0] + b0, s[1] + b0, lo, hi),
-                                sm90_clip_pair<T>(s[2] + b1, s[3] + b1, lo, hi), sm90_clip_pair<T>(s[4] + b0, s[5] + b0, lo, hi),
-                                sm90_clip_pair<T>(s[6] + b1, s[7] + b1, lo, hi));
+      store_matrices_transposed(result + r * 128 + ((piece ^ r % 8) * 16), sm90_finish_pair<T, F>(s[0], s[1], b0, lo, hi),
+                                sm90_finish_pair<T, F>(s[2], s[3], b1, lo, hi), sm90_finish_pair<T, F>(s[4], s[5], b0, lo, hi),
+                                sm90_finish_pair<T, F>(s[6], s[7], b1, lo, hi));
     }
   } else {
     const uint32_t row = warp * 16 + (lane & 15), half = lane >> 4;  // where this lane's matrix row goes
 #pragma unroll
     for (int j = 0; j < 8 * Tile::NB; j += 2) {
       __syncwarp();  // keeps the compiler from overlapping the steps: there are no registers for it
-      const float2 b0 = load_shared_pair(bias + (8 * j + lane % 4 * 2) * 4), b1 = load_shared_pair(bias + (8 * j + 8 + lane % 4 * 2) * 4);
+      float2 b0 = {0.f, 0.f}, b1 = {0.f, 0.f};
+      if constexpr (F != Finish::kPlain)
+        b0 = load_shared_pair(bias + (8 * j + lane % 4 * 2) * 4), b1 = load_shared_pair(bias + (8 * j + 8 + lane % 4 * 2) * 4);
 #pragma unroll
       for (int m = 0; m < Tile::MB; ++m) {
         const float* s = sums[m] + 4 * j;
         const uint32_t to = 64 * m + row, p = j + half;  // 16-byte piece p % 8 of chunk p / 8
         float2 add[4];
-        if (Residual) __syncwarp();
+        if (F == Finish::kResidual) __syncwarp();
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           add[q] = q < 2 ? b0 : b1;
-          if constexpr (Residual) {
-            uint32_t r = at.m + 64 * m + warp * 16 + lane / 4 + 8 * (q % 2), k = at.n + 8 * (j + q / 2) + lane % 4 * 2;
-            asm volatile("" : "+r"(r), "+r"(k));  // keeps the compiler from finding all addresses first
+          if constexpr (F == Finish::kResidual) {
+            uint32_t me = lane;
+            asm volatile("" : "+r"(me));  // keeps the compiler from finding all addresses first
+            const uint32_t r = at.m + 64 * m + warp * 16 + me / 4 + 8 * (q % 2), k = at.n + 8 * (j + q / 2) + me % 4 * 2;
             const float2 more = sm90_residual<T>(a, a.phase[at.phase].rows, r, k);
             add[q].x += more.x, add[q].y += more.y;
           }
         }
         store_matrices(result + j / 8 * (Tile::MB * kChunkBytes) + to * 128 + ((p % 8 ^ to % 8) * 16),
-                       sm90_clip_pair<T>(s[0] + add[0].x, s[1] + add[0].y, lo, hi), sm90_clip_pair<T>(s[2] + add[1].x, s[3] + add[1].y, lo, hi),
-                       sm90_clip_pair<T>(s[4] + add[2].x, s[5] + add[2].y, lo, hi), sm90_clip_pair<T>(s[6] + add[3].x, s[7] + add[3].y, lo, hi));
+                       sm90_finish_pair<T, F>(s[0], s[1], add[0], lo, hi), sm90_finish_pair<T, F>(s[2], s[3], add[1], lo, hi),
+                       sm90_finish_pair<T, F>(s[4], s[5], add[2], lo, hi), sm90_finish_pair<T, F>(s[6], s[7], add[3], lo, hi));
       }
     }
   }
@@ -270,7 +289,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
     registers_up<232>();
     const uint32_t g = group - 1;
     Ring<Tile::kStages> ring;
-    uint32_t turn = 0, i = 0;
+    uint32_t i = 0;
     for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x, ++i) {
       Sm90Place at = sm90_place<Tile, Phases>(a, tile);
       const uint32_t steps = sm90_conv_steps<Tile>(a, at);
@@ -280,17 +299,16 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
       }
       if (Phases > 1 && steps == 0) {  // a phase that no tap reaches
         sm90_conv_scatter<T, Tile, true>(a, at, 0);
-        wait_turn(memory.multiply_turn, g, turn);
+        wait_turn(memory.multiply_turn, g, i / 2);
         pass_turn(memory.multiply_turn, g);
         if (Tile::kResults == 1) {
-          wait_turn(memory.store_turn, g, turn);
+          wait_turn(memory.store_turn, g, i / 2);
           pass_turn(memory.store_turn, g);
         }
-        ++turn;
         continue;
       }
       float sums[Tile::MB][32 * Tile::NB];
-      wait_turn(memory.multiply_turn, g, turn);
+      wait_turn(memory.multiply_turn, g, i / 2);
       {
         Multiplier<T, Tile, Tile::MB, Tile::kSwap && Forward, !Tile::kSwap && Forward> multiplier{sums, memory, ring};
         multiplier.run(steps);
@@ -302,16 +320,22 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
       at = sm90_place<Tile, Phases>(a, same);
       const uint32_t result = memory.result + (Tile::kResults > 1 ? g : 0) * Tile::kResultBytes;
       const uint32_t bias = memory.bias + g * (192 * 4), thread = threadIdx.x % 128;
-      if (Tile::kResults == 1) wait_turn(memory.store_turn, g, turn);
-      else if (Phases == 1 && thread == 0) tma_store_wait_read();  // its own last result
-      for (uint32_t k = thread; k < Tile::kChannels; k += 128) {
-        const bool live = a.bias != nullptr && at.n + k < static_cast<uint32_t>(a.cols);
-        store_shared(bias + k * 4, live ? sm90_bias(a.bias, a.bias_type, at.n + k) : 0.f);
+      if (Tile::kResults == 1) wait_turn(memory.store_turn, g, i / 2);
+      else if (thread == 0) tma_store_wait_read();  // its own last result
+      if (!Forward || a.plain) {
+        if (Tile::kResults > 1) named_sync(1 + g, 128);
+        sm90_conv_stage<T, Tile, Finish::kPlain>(a, at, sums, result, bias);
+      } else {
+        for (uint32_t k = thread; k < Tile::kChannels; k += 128) {
+          const bool live = a.bias != nullptr && at.n + k < static_cast<uint32_t>(a.cols);
+          store_shared(bias + k * 4, live ? sm90_bias(a.bias, a.bias_type, at.n + k) : 0.f);
+        }
+        named_sync(1 + g, 128);
+        if (Tile::kResidual && a.residual != nullptr)
+          sm90_conv_stage<T, Tile, Tile::kResidual ? Finish::kResidual : Finish::kBias>(a, at, sums, result, bias);
+        else sm90_conv_stage<T, Tile, Finish::kBias>(a, at, sums, result, bias);
       }
-      named_sync(1 + g, 128);
-      if (Forward && Tile::kResidual && a.residual != nullptr) sm90_conv_stage<T, Tile, Forward && Tile::kResidual>(a, at, sums, result, bias);
-      else sm90_conv_stage<T, Tile, false>(a, at, sums, result, bias);
-      if constexpr (Phases > 1) {
+      if (Phases > 1 && a.mode != kBox) {
         named_sync(1 + g, 128);
         sm90_conv_scatter<T, Tile, false>(a, at, result);
         if (Tile::kResults > 1) named_sync(1 + g, 128);
@@ -326,17 +350,16 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
           for (int j = 0; j < Tile::CB; ++j) {
             const int k = static_cast<int>(at.n) + 64 * j;
             if (k >= a.cols) break;
-            if (box) tma_store_4d(&a.out, result + j * (Tile::PB * kChunkBytes), k, v.w, v.h, v.n);
-            else tma_store_2d(&a.out, result + j * (Tile::PB * kChunkBytes), k, static_cast<int>(at.m));
+            if (box) tma_store_4d(&a.out[at.phase], result + j * (Tile::PB * kChunkBytes), k, v.w, v.h, v.n);
+            else tma_store_2d(&a.out[0], result + j * (Tile::PB * kChunkBytes), k, static_cast<int>(at.m));
           }
           tma_store_commit();
           if (Tile::kResults == 1) tma_store_wait_read();
         }
       }
       if (Tile::kResults == 1) pass_turn(memory.store_turn, g);
-      ++turn;
     }
-    if (Phases == 1 && threadIdx.x % 128 == 0) tma_store_wait_read();  // shared memory must outlive the copies
+    if (threadIdx.x % 128 == 0) tma_store_wait_read();  // shared memory must outlive the copies
   }
 #endif
 }
@@ -355,6 +378,7 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_
   a.tiles_n = FastDiv(tiles_n);
   a.bias = p.bias, a.residual = p.residual, a.bias_type = p.bias_type;
   sm90_clip(p.activation, &a.lo, &a.hi);
+  a.plain = p.bias == nullptr && p.residual == nullptr && p.activation == 0;
   a.out_data = p.out_data, a.out_image = p.out.outer;
   for (int i = 0; i < kMaxSpatial; ++i) a.out_s[i] = p.out.s[i], a.out_phases[i] = p.axis[i].phases;
 
@@ -385,10 +409,10 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_
       ph.outs[d] = FastDiv(static_cast<uint32_t>(w.outs[d]));
     }
     int64_t tiles_m = sm90_ceil(ph.rows, Tile::kPixels);
-    if (box) {
+    if (box && w.taps() > 0) {
       if (plan.pw * plan.ph * plan.pn != Tile::kPixels) return cudaErrorInvalidValue;
       const int64_t boxes2 = sm90_ceil(w.outs[2], plan.pw), boxes1 = sm90_ceil(w.outs[1], plan.ph);
-      a.boxes2 = FastDiv(static_cast<uint32_t>(boxes2)), a.boxes1 = FastDiv(static_cast<uint32_t>(boxes1));
+      ph.boxes2 = FastDiv(static_cast<uint32_t>(boxes2)), ph.boxes1 = FastDiv(static_cast<uint32_t>(boxes1));
       tiles_m = boxes2 * boxes1 * sm90_ceil(p.imgs, plan.pn);
       if (tiles_m * Tile::kPixels >= kExtentLimit) return cudaErrorInvalidValue;
     }
@@ -404,18 +428,25 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_
   const uint32_t w_box[3] = {64, 64, 1};
   if (!tma::encode_tiled(&a.w, sm90_type<T>(), 3, p.w_data, w_extent, w_stride, w_box)) return cudaErrorInvalidValue;
   const uint64_t k = static_cast<uint64_t>(p.ks), in_c = static_cast<uint64_t>(p.chs), n = static_cast<uint64_t>(p.imgs);
-  bool encoded;
+  bool encoded = true;
   if (box) {
     const uint64_t I2 = p.axis[2].I, I1 = p.axis[1].I, O2 = p.axis[2].O, O1 = p.axis[1].O;
+    const uint64_t u2 = p.axis[2].phases, u1 = p.axis[1].phases;
     const uint32_t tile[4] = {64, static_cast<uint32_t>(plan.pw), static_cast<uint32_t>(plan.ph), static_cast<uint32_t>(plan.pn)};
     const uint64_t in_extent[4] = {in_c, I2, I1, n}, in_stride[3] = {2 * in_c, 2 * in_c * I2, 2 * in_c * I2 * I1};
-    const uint64_t out_extent[4] = {k, O2, O1, n}, out_stride[3] = {2 * k, 2 * k * O2, 2 * k * O2 * O1};
-    encoded = tma::encode_tiled(&a.in[0], sm90_type<T>(), 4, p.in_data, in_extent, in_stride, tile) &&
-              tma::encode_tiled(&a.out, sm90_type<T>(), 4, p.out_data, out_extent, out_stride, tile);
+    const uint64_t out_stride[3] = {2 * k * u2, 2 * k * O2 * u1, 2 * k * O2 * O1};
+    for (int i = 0; i < phases; ++i) {  // a phase's outputs: every u-th
+      const Sm90Walk& w = walks[i];
+      if (w.taps() == 0) continue;
+      const uint64_t out_extent[4] = {k, static_cast<uint64_t>(w.outs[2]), static_cast<uint64_t>(w.outs[1]), n};
+      const T* first = static_cast<const T*>(p.out_data) + (static_cast<uint64_t>(w.f[1]) * O2 + w.f[2]) * k;
+      encoded = encoded && tma::encode_tiled(&a.in[i], sm90_type<T>(), 4, p.in_data, in_extent, in_stride, tile) &&
+                tma::encode_tiled(&a.out[i], sm90_type<T>(), 4, first, out_extent, out_stride, tile);
+    }
   } else {
     const uint64_t extent[2] = {k, n * static_cast<uint64_t>(p.pixels())}, stride[1] = {2 * k};
     const uint32_t tile[2] = {64, Tile::kPixels};
-    encoded = tma::encode_tiled(&a.out, sm90_type<T>(), 2, p.out_data, extent, stride, tile);
+    encoded = tma::encode_tiled(&a.out[0], sm90_type<T>(), 2, p.out_data, extent, stride, tile);
   }
   if (!encoded) return cudaErrorInvalidValue;
 

@@ -5,13 +5,16 @@
 // Layout   x, dy channels last, dw HWIO. One side of the product is chunks of 64 channels of a tap, numbered over (tap, chunk),
 //          each its own im2col load of 64 pixels: short channels fill a tile with several taps. The other is chunks of 64 k.
 //          Either may be the rows (XRows). Both operands are MN-major (the reduction, pixels, is the outer axis of both):
-//          nothing is transposed. MN-major rows cost twice the shared-memory reads of columns, so columns are many (NB = 3, 4).
+//          nothing is transposed. Wide columns (NB = 3, 4) pay more here than going forward (see Tried).
 // Work     all tiles' reductions, in steps of 64 pixels, are one list, cut into kSm90Workers equal shares: every
 //          multiprocessor has the same work, however few the tiles are; or each tile's is cut into as many shares. The two consumers share a tile: a chunk of rows each
 //          (MB = 2), or every other step each (MB = 1). A share that holds a tile's whole reduction writes it; others leave
 //          their sums in the workspace (at most two for each worker), and sm90_wgrad_add adds those of a tile.
 // Order    shares depend on the shape alone and are added in order: the same bits in every run, on every GPU.
 // Cost     2 * taps * C * K * pixels flops; workspace kSm90Workspace bytes.
+// Tried    TFLOP/s on an H200, bfloat16, with the addition (9x9: N 128, C 64, 64^2, K 128; 3x3: C 512, 7^2, batch 256; 1x1: C 256,
+//          K 1024, 14^2). v1 rows (tap, c), 192 x 128, consumers in turn: 521, 509, 298. v2 128 x 256, both consumers on one
+//          tile: 691, 624, 385. v3 tiles cut alike, addition by several rows of threads: 752, 629, 494. cuDNN: 284, 567, 625.
 #pragma once
 #include "conv/sm90.cuh"
 
@@ -70,7 +73,8 @@ __device__ __forceinline__ void sm90_wgrad_load(const Sm90WgradArgs& a, const Sm
     uint32_t tx, tk;
     a.tiles_k.divmod(s.tile, tx, tk);
     const uint32_t x0 = tx * Tile::XB, k0 = tk * Tile::KB;  // chunks past the last are not loaded: their sums are not written
-    const uint32_t live_x = a.x_chunks - x0 < Tile::XB ? a.x_chunks - x0 : Tile::XB, live_k = a.k_chunks - k0 < Tile::KB ? a.k_chunks - k0 : Tile::KB;
+    const uint32_t live_x = a.x_chunks - x0 < Tile::XB ? a.x_chunks - x0 : Tile::XB;
+    const uint32_t live_k = a.k_chunks - k0 < Tile::KB ? a.k_chunks - k0 : Tile::KB;
     const uint32_t bytes = (live_x + live_k) * kChunkBytes;
     int c[Tile::XB], dw[Tile::XB], dh[Tile::XB], dd[Tile::XB];
 #pragma unroll
@@ -123,7 +127,8 @@ __device__ __forceinline__ Sm90WgradPlace sm90_wgrad_place(const Sm90WgradArgs& 
   const uint32_t thread = threadIdx.x % 128, row = thread / 32 * 16 + thread % 32 / 4, column = thread % 4 * 2;
   uint32_t tx, tk, tap, chunk;
   a.tiles_k.divmod(tile, tx, tk);
-  const uint32_t x = tx * Tile::XB + (Tile::kXRows ? m : n), k = (tk * Tile::KB + (Tile::kXRows ? n : m)) * 64 + (Tile::kXRows ? column : row);
+  const uint32_t x = tx * Tile::XB + (Tile::kXRows ? m : n);
+  const uint32_t k = (tk * Tile::KB + (Tile::kXRows ? n : m)) * 64 + (Tile::kXRows ? column : row);
   a.chunks.divmod(x, tap, chunk);
   if (a.flip) tap = static_cast<uint32_t>(a.taps) - 1 - tap;
   const uint32_t c = chunk * 64 + (Tile::kXRows ? row : column);
@@ -244,7 +249,7 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_wgrad(const __grid_const
 
 // Adds the parts of the tiles that were shared. grid.x = tiles * parts, block (128, 1 or kAdders): each row of threads adds every
 // blockDim.y-th worker's, the first adds the rows.
-constexpr uint32_t kAdders = 4;
+constexpr uint32_t kAdders = 8;
 template <class T, class Tile>
 __global__ void sm90_wgrad_add(const __grid_constant__ Sm90WgradArgs a) {
   __shared__ float4 rows[kAdders - 1][128];
@@ -253,7 +258,8 @@ __global__ void sm90_wgrad_add(const __grid_constant__ Sm90WgradArgs a) {
   a.tiles_k.divmod(tile, tx, tk);
   if (tx * Tile::XB + (Tile::kXRows ? m : n) >= a.x_chunks || tk * Tile::KB + (Tile::kXRows ? n : m) >= a.k_chunks) return;
   const uint64_t begin = static_cast<uint64_t>(tile) * a.steps;
-  const uint32_t from = a.splits > 0 ? tile * a.splits : sm90_owner(a, begin), to = a.splits > 0 ? from + a.splits - 1 : sm90_owner(a, begin + a.steps - 1);
+  const uint32_t from = a.splits > 0 ? tile * a.splits : sm90_owner(a, begin);
+  const uint32_t to = a.splits > 0 ? from + a.splits - 1 : sm90_owner(a, begin + a.steps - 1);
   if (from == to) return;  // one worker had all of it, and wrote it
   float4 sum = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4

@@ -288,7 +288,8 @@ def _supports(shape: Callable[..., Any], p: ConvParams, *avals: Any) -> str | No
     return None
 
 
-_SM90_WORKSPACE = 2 * 132 * 8 * 64 * 64 * 4  # kSm90Workspace of cuda/conv/sm90.h: two unfinished tiles for each of 132 workers
+# kSm90Workspace of cuda/conv/sm90.h: two unfinished tiles for each of 132 workers.
+_SM90_WORKSPACE = 2 * 132 * 8 * 64 * 64 * 4
 
 
 def _dw_workspace(p: ConvParams, x: Any, dy: Any) -> int:
