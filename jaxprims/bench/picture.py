@@ -15,11 +15,11 @@ GRADIENTS = {"dgrad": "dgrad and wgrad", "wgrad": "dgrad and wgrad"}  # one pane
 MARKS = {"fwd": "o", "dgrad": "s", "wgrad": "^"}
 
 
-def _figure(*size: float) -> Any:
+def _figure(width: float, height: float) -> Any:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=130, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 

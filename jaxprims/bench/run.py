@@ -99,7 +99,15 @@ def run_item(item: Item, settings: Settings) -> Result:
         result.failed = True
         result.notes.append(f"jaxprims: {_short(error)}")
         _check_context(item)
+    _release(settings)
     return result
+
+
+def _release(settings: Settings) -> None:
+    """Gives PyTorch's unused memory back, so that JAX can have it."""
+    from jaxprims.bench import torch_rival
+
+    torch_rival.release(settings.torch)
 
 
 def _run_item(item: Item, settings: Settings, result: Result) -> None:
@@ -170,8 +178,6 @@ def _run_item(item: Item, settings: Settings, result: Result) -> None:
         if share > 0.9 and not settings.cpu:
             result.notes.append(f"{name}: bound by the host's launches")
     result.failed = result.failed or "jaxprims" not in result.ms
-    runners.clear()
-    torch_rival.release(settings.torch)
 
 
 def _describe(program: Any, operands: tuple[Any, ...], result: Result) -> None:
@@ -400,16 +406,18 @@ def _run(options: argparse.Namespace, items: list[Item], settings: Settings) -> 
             lost = str(error)
     console.print(report.table(results, ceilings))
     console.print(report.summary(results, ceilings))
-    picture = options.output / f"{stem}.png"
+    written = [f"{options.output / stem}.csv"]
     try:
-        report.draw(picture, options.suite, results, ceilings, machine)
+        if results:
+            report.draw(options.output / f"{stem}.png", options.suite, results, ceilings, machine)
+            written.append(f"{options.output / stem}.png")
     except Exception as error:  # the figures are safe in the CSV
         console.print(f"no picture: {_short(error)}", markup=False)
     failed = [r.item.id for r in results if r.failed]
     for result in results:
         for note in result.notes:
             console.print(f"note  {result.item.id}: {note}", style="red" if result.failed else "dim", markup=False)
-    console.print(f"{options.output / stem}.csv and .png written, {time.perf_counter() - begin:.0f} s", markup=False)
+    console.print(f"Written in {time.perf_counter() - begin:.0f} s: {', '.join(written)}", markup=False)
     if lost:
         console.print(f"Stopped after {len(results)} of {len(items)} rows: {lost}", style="red", markup=False)
     if failed:
