@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 import jax
 import jax.numpy as jnp
 
-from jaxprims.bench import programs, report, rivals, rows, run, timing
+from jaxprims.bench import exact, programs, report, rivals, rows, run, timing
 from jaxprims.bench.rows import ConvRow, Item, MemRow
 
 CONV_ROWS = [row for row in rows.CONV if isinstance(row, ConvRow)]
@@ -134,6 +134,8 @@ def test_choosing_rows():
     assert all(item.dtype == "f32" for item in rows.select("membound", dtypes=("f32",)))
     assert {item.direction for item in rows.select("membound", directions=("bwd",))} == {"bwd", "dgrad", "wgrad"}
     assert rows.select("conv", rows="no such row") == []
+    halves = rows.select("conv", rows="paper1-n16,c3d-in", dtypes=("f16",))
+    assert [item.id for item in halves] == [f"paper1-n16 f16 {d}" for d in rows.CONV_DIRECTIONS]
 
 
 # --- timing -------------------------------------------------------------------------------------------------------------
@@ -145,6 +147,26 @@ def test_operand_sets_defeat_the_cache():
         sets = timing.set_count(moved, 60e6, cpu=False)
         assert sets * moved >= 180e6 and (sets <= timing.UNROLL or sets % timing.UNROLL == 0)
     assert timing.set_count(1, 60e6, cpu=False) == timing.MOST_SETS
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        ConvRow("x", 2, 6, (7, 6), 12, (3, 2), stride=2, pad=1, dilation=2, groups=3),
+        ConvRow("x", 2, 3, (5, 4, 3), 10, (2, 2, 2), pad=1, layout="NCHW"),
+        ConvRow("x", 3, 4, (6,), 5, (3,), batch=2, batch_of="filters"),
+    ],
+    ids=lambda row: row.shape,
+)
+@pytest.mark.parametrize("direction", rows.CONV_DIRECTIONS)
+def test_a_block_in_float64_is_what_xla_computes(row, direction):
+    item = Item(row, "f32", direction)
+    (args,) = timing.random_sets(programs.operands(item), 1, seed=1)
+    out = rivals.xla(item)["xla"].fn(*args)
+    block = exact.Block(row, direction, args)
+    assert block.of(out).shape == block.want.shape and block.want.size >= 20
+    assert 0 < block.error(out) < 1e-6
+    assert block.error(1.001 * out) == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_operands_are_random_and_different():
@@ -249,7 +271,7 @@ def bench(tmp_path, *words: str) -> tuple[int, list[dict[str, str]]]:
 
 
 def test_conv_on_a_cpu(tmp_path, platforms, capsys):
-    code, lines = bench(tmp_path, "conv", "--rows", "paper5-n16,b-dqn3", "--directions", "fwd,wgrad")
+    code, lines = bench(tmp_path, "conv", "--rows", "paper5-n16,b-dqn3", "--directions", "fwd,wgrad", "--errors")
     assert code == 0, capsys.readouterr().out
     assert [f"{line['row']} {line['direction']}" for line in lines] == [
         "paper5-n16 fwd", "paper5-n16 wgrad", "b-dqn3 fwd", "b-dqn3 wgrad",
@@ -257,6 +279,7 @@ def test_conv_on_a_cpu(tmp_path, platforms, capsys):
     for line in lines:
         assert float(line["ms"]) > 0 and float(line["ms_xla"]) > 0 and float(line["ratio"]) > 0
         assert line["check"].startswith("xla ") and "by reference" in line["runs_as"] and line["jax"] == jax.__version__
+        assert 0 < float(line["error_jaxprims"]) < 1e-2 and 0 < float(line["error_xla"]) < 1e-2
         batched = line["row"].startswith("b-")
         assert bool(line["ms_xla_map"]) == bool(line["ms_unbatched"]) == batched
     assert "Ceilings of this run" in capsys.readouterr().out

@@ -24,7 +24,7 @@ FIELDS = (
     "row", "group", "shape", "dtype", "layout", "direction", "gflop", "gflop_needed", "mbytes",
     "ms", *(f"ms_{name.replace(' ', '_').replace('.', '_')}" for name in RIVALS), "ms_unbatched",
     "tflops", "tbytes_s", "share_of_ceiling", "floor_ms", "share_of_roofline", "best_rival", "ratio", "runs_as",
-    "workspace", "spread", "sets", "l2", "check", "failed", "notes", "ceiling_tflops", "ceiling_tbytes_s", *META,
+    "workspace", "spread", "sets", "l2", "check", "error_jaxprims", "error_xla", "error_torch", "failed", "notes", "ceiling_tflops", "ceiling_tbytes_s", *META,
 )  # fmt: skip
 
 
@@ -162,6 +162,7 @@ def fields(result: Result, ceilings: dict[str, float]) -> dict[str, Any]:
         "sets": result.sets,
         "l2": "cold" if result.cold else "warm",
         "check": result.check,
+        **{f"error_{name}": result.errors.get(name) for name in ("jaxprims", "xla", "torch")},
         "failed": int(result.failed),
         "notes": "; ".join(result.notes),
         "ceiling_tflops": _over(ceilings.get(item.dtype), 1e12),

@@ -397,7 +397,8 @@ def select(
             continue
         if quick and not wanted and not row.quick:
             continue
-        for dtype in row.dtypes:
+        # Rows of bf16 run in f16 too, where it is asked for.
+        for dtype in (*row.dtypes, "f16") if "f16" in dtypes and "bf16" in row.dtypes else row.dtypes:
             if dtypes and dtype not in dtypes or quick and not dtypes and not wanted and dtype != row.dtypes[0]:
                 continue
             items += [Item(row, dtype, d) for d in row.directions if not directions or d in directions]

@@ -34,6 +34,7 @@ class Settings:
     quick: bool = False
     torch: Any = None
     compiled: bool = False  # torch.compile too
+    errors: bool = False  # against float64
     l2: float = L2
 
     @property
@@ -57,6 +58,7 @@ class Result:
     sets: int = 0
     cold: bool = False
     check: str = ""  # "xla 1.2e-03": against whom, and the relative difference
+    errors: dict[str, float] = field(default_factory=dict)  # by contender, against float64
     failed: bool = False  # ours: an error, or a wrong result
     notes: list[str] = field(default_factory=list)
 
@@ -146,6 +148,8 @@ def _run_item(item: Item, settings: Settings, result: Result) -> None:
     if "jaxprims" in runners:
         _describe(ours, sets[0], result)
     _check(item, runners, result)
+    if settings.errors:
+        _measure_errors(item, sets[0], runners, result)
     row = item.row
     if isinstance(row, ConvRow) and row.batch and "jaxprims" in runners:
         plain = Item(row.unbatched() or row, item.dtype, item.direction)
@@ -237,6 +241,24 @@ def _check(item: Item, runners: dict[str, Any], result: Result) -> None:
             del runners[name]
 
 
+def _measure_errors(item: Item, operands: tuple[Any, ...], runners: dict[str, Any], result: Result) -> None:
+    """Of convolutions: how far from float64 each contender is on a block of the result."""
+    from jaxprims.bench import exact
+
+    if not isinstance(item.row, ConvRow) or item.row.transposed:
+        return
+    try:
+        block = exact.Block(item.row, item.direction, operands)
+        result.errors = {name: block.error(_outputs(item, runner)[0]) for name, runner in runners.items()}
+    except Exception as error:
+        result.notes.append(f"float64: {_short(error)}")
+        _check_context(item)
+        return
+    ours, xla = result.errors.get("jaxprims"), result.errors.get("xla")
+    if ours is not None and xla is not None and not ours <= 1.5 * xla:
+        result.notes.append(f"jaxprims: error against float64 {ours:.2e}, XLA's {xla:.2e}")
+
+
 def _check_context(item: Item) -> None:
     import jax
     import jax.numpy as jnp
@@ -291,6 +313,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--torch-compile", action="store_true", help="torch.compile as a further rival of memory-bound rows (slow)"
     )
+    p.add_argument(
+        "--errors", action="store_true", help="errors of convolutions against float64 too (slow: on the host)"
+    )
     p.add_argument("--quick", action="store_true", help="few rows, few samples; with --cpu: tiny sizes")
     p.add_argument(
         "--cpu", action="store_true", help="time the reference on the CPU: tries the path, says nothing of kernels"
@@ -344,7 +369,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"The kernels cannot run here ({problem[0]}); jaxprims' own times are those of its reference. Mend it with: "
               f"{problem[1]}", file=sys.stderr)  # fmt: skip
     torch = None if options.cpu or options.no_torch else torch_rival.load()
-    settings = Settings(cpu=options.cpu, quick=options.quick, torch=torch, compiled=options.torch_compile)
+    settings = Settings(
+        cpu=options.cpu, quick=options.quick, torch=torch, compiled=options.torch_compile, errors=options.errors
+    )
     if torch is not None:
         settings.l2 = float(getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0) or L2)
     if options.cpu and options.quick:

@@ -85,10 +85,8 @@ class JaxRunner:
             args = [prepare(*a) for a in sets]
         self.count = len(args)
         self._groups = [args[i : i + UNROLL] for i in range(0, len(args), UNROLL)]
-        begin = time.perf_counter()
         self._many = jax.jit(unrolled(program.fn))
         self.first: Any = jax.block_until_ready(self._many(self._groups[0]))[0]
-        self.compile_s = time.perf_counter() - begin
         self.enqueue_share = 0.0
 
     def call(self, repeats: int) -> float:
@@ -155,7 +153,7 @@ def matmul_rate(dtype: str, array_dtype: str, size: int) -> float:
     return 2.0 * size**3 / _best(lambda: product(a, b))
 
 
-def _best(call: Callable[[], Any], rounds: int = 5, calls: int = 5) -> float:
+def _best(call: Callable[[], Any], rounds: int = 10, calls: int = 5) -> float:
     jax.block_until_ready([call() for _ in range(2)])
     times = []
     for _ in range(rounds):

@@ -306,7 +306,7 @@ class TorchRunner:
 
 
 def matmul_rate(torch: Any, dtype: str, size: int) -> float:
-    """FLOP/s of a square matrix product on random operands: the best of five timings."""
+    """FLOP/s of a square matrix product on random operands: the best of ten timings."""
     kinds = {"bf16": torch.bfloat16, "f16": torch.float16, "tf32": torch.float32, "f32": torch.float32}
     torch.backends.cuda.matmul.allow_tf32 = dtype != "f32"
     a, b = (torch.randn(size, size, device="cuda", dtype=kinds[dtype]) for _ in range(2))
@@ -321,7 +321,7 @@ def copy_rate(torch: Any, size: int) -> float:
     return 2.0 * size / _best(torch, lambda: b.copy_(a))
 
 
-def _best(torch: Any, call: Callable[[], Any], rounds: int = 5, calls: int = 5) -> float:
+def _best(torch: Any, call: Callable[[], Any], rounds: int = 10, calls: int = 5) -> float:
     for _ in range(3):
         call()
     times = []
