@@ -226,6 +226,20 @@ def test_figures_of_a_line():
     assert failed["ms"] == failed["ratio"] == "" and failed["failed"] == 1 and "ValueError" in failed["notes"]
 
 
+def test_what_is_left_with_few_images():
+    rows_ms = {"paper4": 0.08, "paper4-n16": 0.02, "paper4-n64": 0.05}  # 8 : 1 : 4 of the arithmetic
+    results = [run.Result(Item(ALL_ROWS[name], "bf16", "fwd"), {"jaxprims": ms}) for name, ms in rows_ms.items()]
+    assert report.small_batches(results) == ["paper4 bf16 fwd: N = 16 at 50% of the best of N128, N16, N64"]
+    assert report.small_batches(results[:1]) == []
+
+
+def test_standing_rows_exist():
+    assert set(ALL_ROWS) >= rows.STANDING
+    items = rows.select("conv", dtypes=("bf16",))
+    assert sum(item.standing and not item.by_bytes for item in items) == 3 * (5 + 5 + 13 + 3)
+    assert sum(item.standing for item in rows.select("membound") if isinstance(item.row, MemRow)) == 2 * 2 * 14
+
+
 def test_the_report_is_written_line_by_line(tmp_path):
     path = tmp_path / "a.csv"
     with report.Csv(path, MACHINE, CEILINGS) as out:

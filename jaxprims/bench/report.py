@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 RIVALS = ("xla", "xla map", "torch", "torch 1d", "torch.compile")
 META = ("commit", "gpu", "driver", "jax", "jaxlib", "torch", "cudnn", "date", "method")
 FIELDS = (
-    "row", "group", "shape", "dtype", "layout", "direction", "gflop", "gflop_needed", "mbytes",
+    "row", "group", "standing", "shape", "dtype", "layout", "direction", "gflop", "gflop_needed", "mbytes",
     "ms", *(f"ms_{name.replace(' ', '_').replace('.', '_')}" for name in RIVALS), "ms_unbatched",
     "tflops", "tbytes_s", "share_of_ceiling", "floor_ms", "share_of_roofline", "best_rival", "ratio", "runs_as",
     "workspace", "spread", "sets", "l2", "check", "error_jaxprims", "error_xla", "error_torch", "failed", "notes", "ceiling_tflops", "ceiling_tbytes_s", *META,
@@ -140,6 +140,7 @@ def fields(result: Result, ceilings: dict[str, float]) -> dict[str, Any]:
     line: dict[str, Any] = {
         "row": row.name,
         "group": row.group,
+        "standing": int(item.standing),
         "shape": row.shape,
         "dtype": item.dtype,
         "layout": row.layout if isinstance(row, ConvRow) else "NHWC",
@@ -267,10 +268,27 @@ def summary(results: list[Result], ceilings: dict[str, float]) -> Any:
     keys = dict.fromkeys((r.item.row.group, r.item.dtype) for r in results)
     for group, dtype in keys:
         line(group, dtype, [r for r in results if (r.item.row.group, r.item.dtype) == (group, dtype)])
+    everything = all(r.item.by_bytes for r in results)  # else: dense convolutions
     for dtype in dict.fromkeys(r.item.dtype for r in results):
-        line("all dense" if any(not r.item.by_bytes for r in results) else "all", dtype,
-             [r for r in results if r.item.dtype == dtype and (not r.item.by_bytes or all(q.item.by_bytes for q in results))])  # fmt: skip
+        some = [r for r in results if r.item.dtype == dtype and (everything or not r.item.by_bytes)]
+        line("all" if everything else "all dense", dtype, some)
+        line("standing rows", dtype, [r for r in some if r.item.standing])
     return out
+
+
+def small_batches(results: list[Result]) -> list[str]:
+    """Per layer, how much of the best batch size's FLOP/s is left with 16 images."""
+    speeds: dict[str, dict[str, float]] = {}
+    for result in results:
+        row, ours = result.item.row, result.ms.get("jaxprims")
+        if isinstance(row, ConvRow) and ours and row.group in ("paper", "paper-n") and row.channels_last:
+            key = f"{row.name.split('-')[0]} {result.item.dtype} {result.item.direction}"
+            speeds.setdefault(key, {})[f"N{row.n}"] = row.flops() / ours
+    return [
+        f"{key}: N = 16 at {by['N16'] / max(by.values()):.0%} of the best of {', '.join(by)}"
+        for key, by in speeds.items()
+        if "N16" in by and len(by) > 1
+    ]
 
 
 # --- picture --------------------------------------------------------------------------------------------------------------

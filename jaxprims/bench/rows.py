@@ -349,6 +349,12 @@ MEMBOUND: tuple[Row, ...] = (
     *DEPTHWISE,
     *DEPTHWISE_MORE,
 )
+STANDING = frozenset(
+    [*PAPER, *(f"{name}-{more}" for name in PAPER for more in ("n16", "nchw")), "rn50-stem", *(f"rn50-{name}" for name in RESNET50)]
+    + [row.name for row in DEPTHWISE] + ["dilated", "c3d", "c3d-in", "c1d"]
+    + ["bn-56", "bn-112", "bn-7", "gn-64", "lrn", "max3s2", "max2s2", "avg3s1"]
+    + [f"{kind}-{size}" for kind in ("ln", "rms") for size in ("32768x4096", "131072x1024", "8192x16384")]
+)  # fmt: skip
 SUITES = {"conv": CONV, "membound": MEMBOUND}
 
 
@@ -366,6 +372,15 @@ class Item:
 
     def moved(self) -> int:
         return self.row.bytes(self.dtype, self.direction)
+
+    @property
+    def standing(self) -> bool:
+        """Among the rows that are compared from release to release; others come and go."""
+        if isinstance(self.row, MemRow):
+            return (
+                self.row.name in STANDING and self.direction != "bwd"
+            )  # a rival's is one program, forward and backward
+        return self.row.name in STANDING
 
     @property
     def by_bytes(self) -> bool:

@@ -181,6 +181,10 @@ def _run_item(item: Item, settings: Settings, result: Result) -> None:
         share = getattr(runners[name], "enqueue_share", 0.0)
         if share > 0.9 and not settings.cpu:
             result.notes.append(f"{name}: bound by the host's launches")
+    if "unbatched" in result.ms and "jaxprims" in result.ms:
+        result.notes.append(
+            f"{result.ms['jaxprims'] / result.ms['unbatched']:.2f} x the time of the same arithmetic unbatched"
+        )
     result.failed = result.failed or "jaxprims" not in result.ms
 
 
@@ -433,6 +437,8 @@ def _run(options: argparse.Namespace, items: list[Item], settings: Settings) -> 
             lost = str(error)
     console.print(report.table(results, ceilings))
     console.print(report.summary(results, ceilings))
+    for text in report.small_batches(results):
+        console.print(text, markup=False)
     written = [f"{options.output / stem}.csv"]
     try:
         if results:
