@@ -6,8 +6,10 @@ Whatever fails (a row, a rival) is written into its line and the run goes on, un
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
+import signal
 import statistics
 import sys
 import time
@@ -416,6 +418,8 @@ def _run(options: argparse.Namespace, items: list[Item], settings: Settings) -> 
     columns = [
         TextColumn("{task.description:32.32}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
     ]  # fmt: skip
+    with contextlib.suppress(ValueError):  # where this is not the main thread
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # a run that is ended still reports
     with (
         report.Csv(options.output / f"{stem}.csv", machine, ceilings) as csv,
         Progress(*columns, console=console) as progress,
