@@ -1,12 +1,13 @@
 # make demo      set up .venv and train a small network on real images
 # make test      set up .venv and run the tests; make gpu-test: those that need a GPU
+# make bench     time the convolutions on this GPU beside XLA and PyTorch; make bench SUITE=membound: the other ops
 # make build     every CUDA kernel into jaxprims/_cuda.so (needs nvcc, no GPU)
 # make lint      ruff and pyright
 # make check     what CI runs (.ci/run)
 # make clean     remove .venv and everything built
 #
 # PYTHON=<interpreter> instead of the first Python >= 3.11 found, VENV=<folder> instead of .venv,
-# EXTRAS=<names> instead of what the machine asks for, ARGS=<arguments of the demo or of pytest>.
+# EXTRAS=<names> instead of what the machine asks for, ARGS=<arguments of the demo, of pytest or of bench>.
 .DEFAULT_GOAL := help
 VENV ?= .venv
 EXTRAS ?= auto
@@ -16,9 +17,9 @@ OLDEST_JAXLIB := 0.10.0
 FFI_INCLUDE ?= $(CURDIR)/build/jaxlib/jaxlib/include
 SOURCES := $(wildcard cuda/*/*.cu cuda/*/*.h cuda/*/*.cuh)
 
-.PHONY: help demo test gpu-test build lint check clean
+.PHONY: help demo test gpu-test bench build lint check clean
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 9
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 10
 
 demo: $(VENV)/.done
 	$(BIN)/python -m jaxprims demo $(ARGS)
@@ -28,6 +29,10 @@ test: $(VENV)/.done
 
 gpu-test: $(VENV)/.done
 	JAXPRIMS_REQUIRE_CUDA=1 $(BIN)/python -m pytest -m gpu -q $(ARGS)
+
+SUITE ?= conv
+bench: $(VENV)/.done
+	$(BIN)/python -m jaxprims bench $(SUITE) $(ARGS)
 
 # Made again when an input of the build has changed.
 $(VENV)/.done: pyproject.toml CMakeLists.txt $(SOURCES)

@@ -1,4 +1,4 @@
-"""``python -m jaxprims doctor | demo | explain``."""
+"""``python -m jaxprims doctor | demo | bench | explain``."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("doctor", help="what is installed, whether the kernels run here, and what mends it if not")
     commands.add_parser("demo", help="train a small network on real images", add_help=False)
+    commands.add_parser("bench", help="time this GPU: jaxprims, XLA and PyTorch side by side", add_help=False)
     explained = commands.add_parser("explain", help="per op of a function: kernel or reference, FLOPs, bytes")
     explained.add_argument(
         "target", nargs="?", metavar="MODULE:FUNCTION", help="a function without arguments that returns (fn, *args)"
@@ -57,6 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxprims import demo
 
         return demo.main(rest) or 0
+    if options.command == "bench":
+        from jaxprims.bench import run
+
+        return run.main(rest)
     if rest:
         parser.error(f"unknown arguments: {' '.join(rest)}")
     if options.command == "doctor":

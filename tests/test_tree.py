@@ -17,7 +17,8 @@ LONGEST = 500  # lines; a longer file says "Long: <why>" in its first ten lines
 
 # Each part imports only parts further right (and itself). The package's own __init__ is "jaxprims".
 LAYERS = [
-    {"__main__", "bench"},
+    {"__main__"},
+    {"bench"},
     {"models", "demo", "doctor"},
     {"linen", "nnx", "cupy"},
     {"jaxprims"},
