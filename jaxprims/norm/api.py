@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxprims.core.checks import canonical_axes, canonical_axis, canonical_int
+from jaxprims.core.checks import as_number, canonical_axes, canonical_axis, canonical_int
 from jaxprims.norm import layout
 from jaxprims.norm.batch import batch_norm, batch_norm_inference
 from jaxprims.norm.lrn import LrnParams, lrn_op
@@ -295,13 +294,11 @@ def local_response_norm(
     x = layout.check_input(x, "local_response_norm")
     c = canonical_axis(axis, x.ndim)
     size = canonical_int(size, "size", low=1)
-    for name, v in (("alpha", alpha), ("beta", beta), ("k", k)):
-        if not isinstance(v, (int, float)):
-            raise TypeError(f"{name}={v!r} must be a Python number: it is compiled into the kernel.")
+    alpha, beta, k = (as_number(v, name) for v, name in ((alpha, "alpha"), (beta, "beta"), (k, "k")))
     full = tuple(range(x.ndim))
-    a = float(alpha) / size if divide_by_size else float(alpha)
-    params = LrnParams(c, size, a, float(beta), float(k), x.ndim, full, out_axes=full)
-    return lrn_op(params, jnp.asarray(x))[0]
+    a = alpha / size if divide_by_size else alpha
+    params = LrnParams(c, size, a, beta, k, x.ndim, full, out_axes=full)
+    return lrn_op(params, x)[0]
 
 
 __all__ = [
