@@ -203,7 +203,6 @@ inline Sm90Plan sm90_plan(const Problem& p) {
     for (int i = 0; i < kMaxSpatial; ++i) {
       const Axis& x = p.axis[i];
       if (x.phases > x.O) return no("more phases than outputs");
-      if (forward && x.e != 1) return no("a dilated input");
       flat = flat && x.R == 1 && x.o_step == 1 && x.c == 0 && x.I == x.O && x.phases == 1 && x.e == 1;
     }
     rows = 0;

@@ -1,4 +1,4 @@
-// The instances of sm90_conv.cuh going forward: two types x five tiles.
+// The instances of sm90_conv.cuh going forward: two types x five tiles, and two tiles for dilated inputs.
 #ifdef JAXPRIMS_SM90A
 #include "conv/sm90_conv.cuh"
 #include "conv/sm90_launch.h"
@@ -9,12 +9,14 @@ namespace {
 
 template <class T>
 cudaError_t by_tile(const Problem& p, const Sm90Plan& plan, cudaStream_t stream) {
-  switch (10 * plan.mb + plan.nb) {
+  switch (100 * plan.strided + 10 * plan.mb + plan.nb) {
     case 21: return sm90_conv_launch<T, 2, 1, false, true, 1>(p, plan, stream);
     case 22: return sm90_conv_launch<T, 2, 2, false, true, 1>(p, plan, stream);
     case 23: return sm90_conv_launch<T, 2, 3, false, true, 1>(p, plan, stream);
     case 32: return sm90_conv_launch<T, 3, 2, false, true, 1>(p, plan, stream);
     case 14: return sm90_conv_launch<T, 1, 4, true, true, 1>(p, plan, stream);
+    case 122: return sm90_conv_launch<T, 2, 2, false, true, kSm90Phases>(p, plan, stream);
+    case 114: return sm90_conv_launch<T, 1, 4, true, true, kSm90Phases>(p, plan, stream);
     default: return cudaErrorInvalidValue;
   }
 }
