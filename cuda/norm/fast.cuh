@@ -1,4 +1,4 @@
-// What the vector kernels share: 16-byte loads and stores with their cache hints, activations.
+// What the vector kernels share: 16-byte loads and stores with their cache hints, parameters of a vector, activations.
 #pragma once
 #include <cstring>
 
@@ -62,6 +62,32 @@ __device__ __forceinline__ void give(T* dst, const float (&v)[kVec<T>]) {
     u = {pair_of(v[0], v[1], T{}), pair_of(v[2], v[3], T{}), pair_of(v[4], v[5], T{}), pair_of(v[6], v[7], T{})};
   }
   __stcs(reinterpret_cast<uint4*>(dst), u);
+}
+
+// A vector of a parameter in a row kernel.
+template <class T>
+__device__ __forceinline__ void row_values(const Array& a, const RowTerm& t, int64_t base, int j, float otherwise, float (&v)[kVec<T>]) {
+  constexpr int V = kVec<T>;
+  if (t.kind == 0) {
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = otherwise;
+  } else if (t.kind == 1) {
+    if (sizeof(T) == 4 || a.type == Type::kSame) {
+      unpack<T>(take_vector(static_cast<const T*>(a.data) + base + j), v);
+    } else {
+      const float4* const f = reinterpret_cast<const float4*>(static_cast<const float*>(a.data) + base + j);
+#pragma unroll
+      for (int i = 0; i < V / 4; ++i) {
+        const float4 w = f[i];
+        v[4 * i] = w.x, v[4 * i + 1] = w.y, v[4 * i + 2] = w.z, v[4 * i + 3] = w.w;
+      }
+    }
+  } else {
+    const int64_t place = base + (t.kind == 2 ? t.by.div(static_cast<uint32_t>(j)) : 0u);
+    const float w = a.type == Type::kSame ? to_float(static_cast<const T*>(a.data)[place]) : static_cast<const float*>(a.data)[place];
+#pragma unroll
+    for (int i = 0; i < V; ++i) v[i] = w;
+  }
 }
 
 // act(z) and act'(z) of a vector, for the activations that act_inlined names.

@@ -6,6 +6,10 @@
 namespace jaxprims {
 namespace norm {
 
+cudaError_t rows_forward(ffi::DataType dtype, const Problem& p, const RowPlan& q, cudaStream_t stream);
+// dx (and dresidual), and with `sums` dscale and dbias through `partial` [blocks][2][length].
+cudaError_t rows_backward(ffi::DataType dtype, const Problem& p, const RowPlan& q, float* partial, bool sums, cudaStream_t stream);
+
 // Statistics into their results through `partial` [outer][chunks][width].
 cudaError_t columns_moments(ffi::DataType dtype, const Problem& p, const ColumnPlan& q, Value* partial, cudaStream_t stream);
 // y from the statistics given.

@@ -141,6 +141,27 @@ bool vectors_fit(const Problem& p) {
   return true;
 }
 
+// How a parameter lies along rows; false where no vector of it is one load or one value.
+bool row_term(const Array& a, int64_t length, int vec, RowTerm& t) {
+  t = {};
+  if (!a.here()) return true;
+  const Along along = along_row(a.runs, length);
+  if (!along.ok) return false;
+  t.kind = along.step == 0 ? 3 : along.step == 1 ? 1 : 2;
+  if (t.kind != 2) return true;
+  t.by = FastDiv(static_cast<uint32_t>(along.step));
+  return along.step % vec == 0;
+}
+
+bool row_terms(const Problem& p, int vec, RowPlan& q) {
+  for (const Name n : {kMean, kVar, kLow, kCmean, kCvar})
+    if (p.a[n].here()) {
+      const Along along = along_row(p.a[n].runs, q.length);
+      if (!along.ok || along.step != 0) return false;
+    }
+  return row_term(p.a[kScale], q.length, vec, q.scale) && row_term(p.a[kBias], q.length, vec, q.bias);
+}
+
 // Rows of consecutive elements.
 bool is_rows(const Problem& p) { return p.view.r0 == 1; }
 
@@ -161,6 +182,17 @@ bool by_columns(Call& call, bool then, cudaStream_t stream, cudaError_t& e) {
   if (!q.ok || !columns_fit(p, q)) return false;
   e = columns_moments(call.dtype, p, q, call.workspace, stream);
   if (e == cudaSuccess && then) e = columns_forward(call.dtype, p, column_plan(p.view, vec, 6 * kProcessors, INT64_MAX), stream);
+  return true;
+}
+
+bool forward_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
+  Problem& p = call.p;
+  if (!is_rows(p)) return by_columns(call, true, stream, e);
+  if (!vectors_fit(p)) return false;
+  const int vec = vector_of(call.dtype);
+  RowPlan q = row_forward_plan(p.view.statistics(), p.view.r1, vec);
+  if (!q.ok || !row_terms(p, vec, q)) return false;
+  e = rows_forward(call.dtype, p, q, stream);
   return true;
 }
 
@@ -187,10 +219,24 @@ int column_sums(const Array& a, const ColumnPlan& q) {
 bool backward_fast(Call& call, bool& params, cudaStream_t stream, cudaError_t& e) {
   Problem& p = call.p;
   params = false;
-  if (p.fixed || !p.a[kDx].here() || !p.a[kDy].here() || p.a[kDmean].here() || p.a[kDvar].here() || is_rows(p) || !vectors_fit(p))
-    return false;
+  if (p.fixed || !p.a[kDx].here() || !p.a[kDy].here() || p.a[kDmean].here() || p.a[kDvar].here() || !vectors_fit(p)) return false;
   const int vec = vector_of(call.dtype);
   const bool wanted = p.a[kDscale].here() || p.a[kDbias].here();
+  if (is_rows(p)) {
+    bool sums = wanted;
+    for (const Name n : {kDscale, kDbias}) {
+      const Runs& r = p.a[n].runs;
+      if (p.a[n].here() && !(r.mode == Runs::kOne && r.inner_post.d == 1 && r.inner.d == p.view.r1)) sums = false;
+    }
+    float* const partial = reinterpret_cast<float*>(call.workspace);
+    const int64_t room = call.workspace == nullptr ? 0 : call.room * static_cast<int64_t>(sizeof(Value) / sizeof(float));
+    RowPlan q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, sums, room);
+    if (!q.ok && sums) sums = false, q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, false, 0);
+    if (!q.ok || !row_terms(p, vec, q)) return false;
+    e = rows_backward(call.dtype, p, q, partial, sums, stream);
+    params = sums;
+    return true;
+  }
   if (p.total < kColumnsLeast || call.workspace == nullptr) return false;
   const int64_t stats = p.view.statistics();  // their totals lie first
   const ColumnPlan q = column_plan(p.view, vec, 2 * kProcessors, 2 * (call.room - stats));
@@ -218,7 +264,7 @@ ffi::Error run_norm(cudaStream_t stream, const Buffers& in, const Buffers& out, 
   NORM_PREPARE("norm");
   if (!p.a[kVar].here() || !p.a[kY].here()) return bad("norm: y and var are results");
   if (!reduce_to(call, p, call.kept)) return no_view("norm");
-  if (cudaError_t e; by_columns(call, true, stream, e)) return status("norm", e);
+  if (cudaError_t e; forward_fast(call, stream, e)) return status("norm", e);
   p.totals = p.plan.chunks > 1 ? p.totals : nullptr;
   return status("norm", forward(call.dtype, p, true, stream));
 }
