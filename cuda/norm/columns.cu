@@ -10,7 +10,8 @@
 //          apply: as gather, from the last row up: the end of a chunk was read last and may still lie in L2.
 // Order of every sum: fixed by the shape alone. Nothing is atomic.
 // Cost     forward: x twice, y once; backward: x and dy twice, dx once. Bound: memory.
-// Ladder   one H200, bfloat16, 256x56x56x256, sums of the kernels' times under ncu; the general kernels of before: a benchmark's
+// Ladder   (before set-up by vectors and numbers of statistics, which is not measured) one H200, bfloat16, 256x56x56x256, sums of the
+//          kernels' times under ncu; the general kernels before: a benchmark's
 //          4145 us forward and 10067 us backward.
 //            forward   361 us: gather 104 (3.96 TB/s), merge 13, apply 244 (3.27 TB/s)
 //            backward  552 us: gather 198 (4.15 TB/s), merge 8, apply 346 (3.5 TB/s)
@@ -21,6 +22,7 @@ namespace jaxprims {
 namespace norm {
 namespace {
 
+constexpr int kMerge = 4;  // values that a thread of a merge loads at a time
 constexpr int kUnroll = 4, kFew = 3;  // loads in flight of each array; four would spill where a thread holds most
 
 struct Spot {  // of a thread in its block's chunk
@@ -41,6 +43,26 @@ __device__ __forceinline__ Spot spot(const ColumnPlan& q, int vec) {
   return s;
 }
 
+// Values first, first + 1, ... of an array: one access where they are aligned.
+template <class T>
+__device__ __forceinline__ void neighbours(const Array& a, int64_t first, float (&v)[kVec<T>]) {
+  constexpr int V = kVec<T>;
+  if (sizeof(T) == 4 || a.type == Type::kSame) {
+    unpack<T>(take_vector(static_cast<const T*>(a.data) + first), v);
+  } else {
+    const float4* const f = reinterpret_cast<const float4*>(static_cast<const float*>(a.data) + first);
+#pragma unroll
+    for (int i = 0; i < V / 4; ++i) {
+      const float4 w = f[i];
+      v[4 * i] = w.x, v[4 * i + 1] = w.y, v[4 * i + 2] = w.z, v[4 * i + 3] = w.w;
+    }
+  }
+}
+template <class T>
+__device__ __forceinline__ float value_at(const Array& a, int64_t j) {
+  return a.type == Type::kSame ? to_float(static_cast<const T*>(a.data)[j]) : static_cast<const float*>(a.data)[j];
+}
+
 // An array's values at a vector of columns; i is the element of the first.
 template <class T>
 __device__ __forceinline__ void column_values(const Array& a, int64_t i, bool wide, float otherwise, float (&v)[kVec<T>]) {
@@ -50,21 +72,56 @@ __device__ __forceinline__ void column_values(const Array& a, int64_t i, bool wi
     for (int e = 0; e < V; ++e) v[e] = otherwise;
     return;
   }
-  const bool next = a.runs.mode != Runs::kZero && a.runs.inner_post.d == 1 && (a.runs.inner.d & (V - 1)) == 0;
   const int64_t first = a.runs.at(i, wide);
+  if (a.runs.mode != Runs::kZero && a.runs.inner_post.d == 1 && (a.runs.inner.d & (V - 1)) == 0) {
+    neighbours<T>(a, first, v);
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < V; ++e) v[e] = value_at<T>(a, e == 0 ? first : a.runs.at(i + e, wide));
+}
+
+// The numbers of the statistics of a thread's columns: statistics' arrays lie in this order (columns_fit).
+template <int V>
+struct Numbers {
+  int64_t first;
+  int up[V];  // the number less `first`
+  bool next;  // one for each column
+};
+template <int V>
+__device__ __forceinline__ Numbers<V> numbers(const ColumnPlan& q, const Spot& s) {
+  Numbers<V> n;
+  n.next = q.share == 1;
+  const int column = static_cast<int>(s.column), group = column / q.share;
+  int rest = column - group * q.share, up = 0;
+  n.first = s.outer * (q.width / q.share) + group;
 #pragma unroll
   for (int e = 0; e < V; ++e) {
-    const int64_t j = e == 0 ? first : next ? first + e : a.runs.at(i + e, wide);
-    v[e] = a.type == Type::kSame ? to_float(static_cast<const T*>(a.data)[j]) : static_cast<const float*>(a.data)[j];
+    n.up[e] = up;
+    if (++rest == q.share) rest = 0, ++up;
+  }
+  return n;
+}
+template <class T>
+__device__ __forceinline__ void stat_values(const Array& a, const Numbers<kVec<T>>& n, float (&v)[kVec<T>]) {
+  constexpr int V = kVec<T>;
+  if (!a.here()) {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = 0.f;
+  } else if (n.next) {
+    neighbours<T>(a, n.first, v);
+  } else {
+#pragma unroll
+    for (int e = 0; e < V; ++e) v[e] = value_at<T>(a, n.first + n.up[e]);
   }
 }
 
 // rstd * scale. Forward and backward form z = fmaf(x - mean, factor, bias) alike, so that both see the same side of a kink.
 template <class T>
-__device__ __forceinline__ void factors(const Problem& p, int64_t i, float (&v)[kVec<T>]) {
+__device__ __forceinline__ void factors(const Problem& p, const Numbers<kVec<T>>& at, int64_t i, float (&v)[kVec<T>]) {
   constexpr int V = kVec<T>;
   float scale[V];
-  column_values<T>(p.a[kVar], i, p.wide, 0.f, v);
+  stat_values<T>(p.a[kVar], at, v);
   column_values<T>(p.a[kScale], i, p.wide, 1.f, scale);
 #pragma unroll
   for (int e = 0; e < V; ++e) v[e] = inverse_root(v[e], p.eps) * scale[e];
@@ -157,13 +214,14 @@ columns_gather_sums(const __grid_constant__ Problem p, const __grid_constant__ C
     const int64_t n = (s.end - s.begin - s.lane + q.lanes - 1) / q.lanes, step = q.lanes * q.width;
     const int64_t top = s.outer * q.rows * q.width + s.column, from = top + (s.begin + s.lane) * q.width;
     auto in = [&](Name n, int64_t down) { return static_cast<const T*>(p.a[n].data) + (from + down); };
-    float mean[V], low[V], factor[V], bias[V];
-    column_values<T>(p.a[kMean], top, p.wide, 0.f, mean);
-    column_values<T>(p.a[kLow], top, p.wide, 0.f, low);
+    const Numbers<V> at = numbers<V>(q, s);
+  float mean[V], low[V], factor[V], bias[V];
+    stat_values<T>(p.a[kMean], at, mean);
+    stat_values<T>(p.a[kLow], at, low);
 #pragma unroll
     for (int e = 0; e < V; ++e) factor[e] = bias[e] = 0.f;
     if (p.act != Act::kNone) {
-      factors<T>(p, top, factor);
+      factors<T>(p, at, top, factor);
       column_values<T>(p.a[kBias], top, p.wide, 0.f, bias);
     }
     for (int64_t r = 0; r < n; r += kFew) {
@@ -203,7 +261,7 @@ columns_gather_sums(const __grid_constant__ Problem p, const __grid_constant__ C
   }
   if (s.live) {
     float var[V];
-    column_values<T>(p.a[kVar], s.outer * q.rows * q.width + s.column, p.wide, 0.f, var);
+    stat_values<T>(p.a[kVar], numbers<V>(q, s), var);
 #pragma unroll
     for (int e = 0; e < V; ++e) b[e] *= inverse_root(var[e], p.eps);
   }
@@ -242,10 +300,15 @@ columns_merge_moments(const __grid_constant__ Problem p, const __grid_constant__
     const int64_t outer = s / across, group = s - outer * across;
     const Value* const from = partial + outer * q.chunks * q.width + group * q.share;
     const int count = static_cast<int>(q.chunks) * q.share;
-#pragma unroll 4
-    for (int e = lane; e < count; e += 32) {
-      const int c = e / q.share;
-      v = joined<Gather::kMoments>(v, from[c * q.width + (e - c * q.share)], p.rms);
+    for (int e = lane; e < count; e += 32 * kMerge) {
+      Value u[kMerge];
+#pragma unroll
+      for (int m = 0; m < kMerge; ++m) {
+        const int at = e + 32 * m, c = at / q.share;
+        u[m] = at < count ? from[c * q.width + (at - c * q.share)] : Value{0.f, 0.f, 0.f, 0.f};
+      }
+#pragma unroll
+      for (int m = 0; m < kMerge; ++m) v = joined<Gather::kMoments>(v, u[m], p.rms);
     }
   }
   slot[threadIdx.x] = v;
@@ -277,7 +340,7 @@ columns_merge_sums(const __grid_constant__ Problem p, const __grid_constant__ Co
 #pragma unroll 4
     for (int e = lane; e < count; e += 32) {
       const int c = e / q.share, k = e - c * q.share;
-      const float2 u = from[c * q.width + k];
+      const float2 u = from[static_cast<int64_t>(c) * q.width + k];
       const float w = get_or<T>(p.a[kScale], i + k, p.wide, 1.f);
       v.x += u.x * w, v.y += u.y * w;
     }
@@ -313,7 +376,7 @@ columns_merge_sums(const __grid_constant__ Problem p, const __grid_constant__ Co
 // --- apply ------------------------------------------------------------------------------------------------------------------
 
 template <class T>
-__global__ void __launch_bounds__(256, 2) columns_apply_forward(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q) {
+__global__ void __launch_bounds__(256, 3) columns_apply_forward(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q) {
   constexpr int V = kVec<T>;
   const Spot s = spot(q, V);
   if (!s.live || s.begin + s.lane >= s.end) return;
@@ -322,28 +385,25 @@ __global__ void __launch_bounds__(256, 2) columns_apply_forward(const __grid_con
   const T* x = static_cast<const T*>(p.a[kX].data) + from;
   const T* more = p.a[kResidual].here() ? static_cast<const T*>(p.a[kResidual].data) + from : nullptr;
   T* y = static_cast<T*>(p.a[kY].data) + from;
+  const Numbers<V> at = numbers<V>(q, s);
   float mean[V], low[V], factor[V], bias[V];
-  column_values<T>(p.a[kMean], top, p.wide, 0.f, mean);
-  column_values<T>(p.a[kLow], top, p.wide, 0.f, low);
-  factors<T>(p, top, factor);
+  stat_values<T>(p.a[kMean], at, mean);
+  stat_values<T>(p.a[kLow], at, low);
+  factors<T>(p, at, top, factor);
   column_values<T>(p.a[kBias], top, p.wide, 0.f, bias);
-  for (int64_t r = 0; r < n; r += kUnroll) {
-    Held<T> hx[kUnroll], hr[kUnroll];
+  for (int64_t r = 0; r < n; r += kFew) {
+    Held<T> hx[kFew];
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
-      const int64_t back = (r + u < n ? r + u : r) * step;
-      hx[u] = take_once(x - back);
-      if (more != nullptr) hr[u] = take_once(more - back);
-    }
+    for (int u = 0; u < kFew; ++u) hx[u] = take_once(x - (r + u < n ? r + u : r) * step);
 #pragma unroll
-    for (int u = 0; u < kUnroll; ++u) {
+    for (int u = 0; u < kFew; ++u) {
       if (r + u >= n) continue;
       float z[V], w[V];
       unpack<T>(hx[u], z);
 #pragma unroll
       for (int e = 0; e < V; ++e) z[e] = fmaf((z[e] - mean[e]) - low[e], factor[e], bias[e]);
       if (more != nullptr) {
-        unpack<T>(hr[u], w);
+        unpack<T>(take_once(more - (r + u) * step), w);
 #pragma unroll
         for (int e = 0; e < V; ++e) z[e] += w[e];
       }
@@ -363,22 +423,23 @@ columns_apply_backward(const __grid_constant__ Problem p, const __grid_constant_
   const int64_t top = s.outer * q.rows * q.width + s.column, from = top + (s.end - 1 - s.lane) * q.width;
   auto in = [&](Name n, int64_t back) { return static_cast<const T*>(p.a[n].data) + (from - back); };
   auto out = [&](Name n, int64_t back) { return static_cast<T*>(p.a[n].data) + (from - back); };
+  const Numbers<V> at = numbers<V>(q, s);
   float mean[V], low[V], factor[V], bias[V], k1[V], k2[V];
-  column_values<T>(p.a[kMean], top, p.wide, 0.f, mean);
-  column_values<T>(p.a[kLow], top, p.wide, 0.f, low);
-  column_values<T>(p.a[kVar], top, p.wide, 0.f, factor);
-  column_values<T>(p.a[kCmean], top, p.wide, 0.f, k1);
-  column_values<T>(p.a[kCvar], top, p.wide, 0.f, k2);
+  stat_values<T>(p.a[kMean], at, mean);
+  stat_values<T>(p.a[kLow], at, low);
+  stat_values<T>(p.a[kVar], at, factor);
+  stat_values<T>(p.a[kCmean], at, k1);
+  stat_values<T>(p.a[kCvar], at, k2);
 #pragma unroll
   for (int e = 0; e < V; ++e) {  // dx = factor h - k1 - (x - mean) k2
     const float rstd = inverse_root(factor[e], p.eps);
-    const Value t = totals[s.outer * (q.width / q.share) + static_cast<int>(s.column + e) / q.share];
+    const Value t = totals[at.first + at.up[e]];
     const float inv_n = 1.f / t.n;
     k1[e] = (rstd * (p.rms ? 0.f : t.a) - k1[e]) * inv_n;
     k2[e] = (rstd * (rstd * t.b) - 2.f * k2[e]) * inv_n;
     bias[e] = 0.f;
   }
-  factors<T>(p, top, factor);
+  factors<T>(p, at, top, factor);
   if (p.act != Act::kNone) column_values<T>(p.a[kBias], top, p.wide, 0.f, bias);
   for (int64_t r = 0; r < n; r += kFew) {
     Held<T> hx[kFew], hd[kFew];

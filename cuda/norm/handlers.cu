@@ -166,6 +166,8 @@ bool row_terms(const Problem& p, int vec, RowPlan& q) {
 bool is_rows(const Problem& p) { return p.view.r0 == 1; }
 
 bool columns_fit(const Problem& p, const ColumnPlan& q) {
+  for (const Name n : {kMean, kVar, kLow, kCmean, kCvar})  // in the statistics' own order
+    if (p.a[n].here() && !same_runs(p.a[n].runs, p.by_stat)) return false;
   for (const Name n : {kMean, kVar, kLow, kScale, kBias, kCmean, kCvar, kDscale, kDbias})
     if (p.a[n].here() && !same_in_rows(p.a[n].runs, q.rows, q.width)) return false;
   return true;
@@ -199,7 +201,8 @@ bool forward_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
 // y from given statistics, where these are columns'.
 bool apply_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
   Problem& p = call.p;
-  if (p.total < kColumnsLeast || !make_view(call.dims, call.kept, p.view) || is_rows(p) || !vectors_fit(p) || !p.a[kY].here()) return false;
+  if (p.total < kColumnsLeast || !make_view(call.dims, call.kept, p.view) ||
+      !make_runs(call.dims, call.kept, p.by_stat) || is_rows(p) || !vectors_fit(p) || !p.a[kY].here()) return false;
   const ColumnPlan q = column_plan(p.view, vector_of(call.dtype), 6 * kProcessors, INT64_MAX);
   if (!q.ok || !columns_fit(p, q)) return false;
   e = columns_forward(call.dtype, p, q, stream);

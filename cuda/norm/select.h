@@ -36,6 +36,11 @@ inline bool same_in_rows(const Runs& r, int64_t rows, int64_t width) {
   return term(r.inner_post, r.inner, r.inner_mod) && (r.mode != Runs::kTwo || term(r.outer_post, r.outer, r.outer_mod));
 }
 
+inline bool same_runs(const Runs& a, const Runs& b) {
+  return a.mode == b.mode && a.inner_post.d == b.inner_post.d && a.inner.d == b.inner.d && a.outer_post.d == b.outer_post.d &&
+         a.outer.d == b.outer.d;
+}
+
 // ---- rows: a statistic is `length` consecutive elements. `group` threads hold it as `k` vectors each.
 struct RowTerm {
   int kind = 0;  // 0: absent, 1: one value per element, 2: one per `by` elements, 3: one per row
