@@ -1,5 +1,6 @@
 // From XLA's buffers to a norm's Problem, and the order of the launches. Operands and results name their axes in the config;
 // sizes are read from the buffers, so one config serves any (sharded, symbolic) batch.
+#include "norm/fast.h"
 #include "norm/problem.h"
 
 namespace jaxprims {
@@ -122,6 +123,140 @@ ffi::Error zeros(const char* op, const Buffers& out, cudaStream_t stream) {
 
 ffi::Error no_view(const char* op) { return unsupported(std::string(op) + ": the reduced axes do not form two runs"); }
 
+// --- the vector kernels -----------------------------------------------------------------------------------------------------
+
+int vector_of(ffi::DataType t) { return t == ffi::DataType::F32 ? 4 : 8; }
+
+// What is common: no mask, an activation that is inlined, every array of vectors in x's dtype over the whole index space, and
+// all of them (and parameters, which may be read as vectors) at multiples of 16 bytes.
+bool vectors_fit(const Problem& p) {
+  if (p.a[kMask].here() || !act_inlined(p.act) || !p.a[kX].here()) return false;
+  for (int n = 0; n < kNames; ++n) {
+    const Array& a = p.a[n];
+    if (!a.here()) continue;
+    if (reinterpret_cast<uintptr_t>(a.data) % 16 != 0) return false;
+    const bool whole = n == kX || n == kResidual || n == kDy || n == kY || n == kDx || n == kDresidual;
+    if (whole && (a.type != Type::kSame || a.runs.mode != Runs::kSame)) return false;
+  }
+  return true;
+}
+
+// How a parameter lies along rows; false where no vector of it is one load or one value.
+bool row_term(const Array& a, int64_t length, int vec, RowTerm& t) {
+  t = {};
+  if (!a.here()) return true;
+  const Along along = along_row(a.runs, length);
+  if (!along.ok) return false;
+  t.kind = along.step == 0 ? 3 : along.step == 1 ? 1 : 2;
+  if (t.kind != 2) return true;
+  t.by = FastDiv(static_cast<uint32_t>(along.step));
+  return along.step % vec == 0;
+}
+
+bool row_terms(const Problem& p, int vec, RowPlan& q) {
+  for (const Name n : {kMean, kVar, kLow, kCmean, kCvar})
+    if (p.a[n].here()) {
+      const Along along = along_row(p.a[n].runs, q.length);
+      if (!along.ok || along.step != 0) return false;
+    }
+  return row_term(p.a[kScale], q.length, vec, q.scale) && row_term(p.a[kBias], q.length, vec, q.bias);
+}
+
+// Rows of consecutive elements.
+bool is_rows(const Problem& p) { return p.view.r0 == 1; }
+
+bool columns_fit(const Problem& p, const ColumnPlan& q) {
+  for (const Name n : {kMean, kVar, kLow, kCmean, kCvar})  // in the statistics' own order
+    if (p.a[n].here() && !same_runs(p.a[n].runs, p.by_stat)) return false;
+  for (const Name n : {kMean, kVar, kLow, kScale, kBias, kCmean, kCvar, kDscale, kDbias})
+    if (p.a[n].here() && !same_in_rows(p.a[n].runs, q.rows, q.width)) return false;
+  return true;
+}
+
+constexpr int64_t kColumnsLeast = 1 << 15;  // elements: below, one kernel of one launch is as quick as three
+
+// Moments by columns, and y behind them where it is wanted; false: not taken.
+bool by_columns(Call& call, bool then, cudaStream_t stream, cudaError_t& e) {
+  Problem& p = call.p;
+  if (p.total < kColumnsLeast || call.workspace == nullptr || is_rows(p) || !vectors_fit(p)) return false;
+  const int vec = vector_of(call.dtype);
+  const ColumnPlan q = column_plan(p.view, vec, 3 * kProcessors, call.room);
+  if (!q.ok || !columns_fit(p, q)) return false;
+  e = columns_moments(call.dtype, p, q, call.workspace, stream);
+  if (e == cudaSuccess && then) e = columns_forward(call.dtype, p, column_plan(p.view, vec, 6 * kProcessors, INT64_MAX), stream);
+  return true;
+}
+
+bool forward_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
+  Problem& p = call.p;
+  if (!is_rows(p)) return by_columns(call, true, stream, e);
+  if (!vectors_fit(p)) return false;
+  const int vec = vector_of(call.dtype);
+  RowPlan q = row_forward_plan(p.view.statistics(), p.view.r1, vec);
+  if (!q.ok || !row_terms(p, vec, q)) return false;
+  e = rows_forward(call.dtype, p, q, stream);
+  return true;
+}
+
+// y from given statistics, where these are columns'.
+bool apply_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
+  Problem& p = call.p;
+  if (p.total < kColumnsLeast || !make_view(call.dims, call.kept, p.view) ||
+      !make_runs(call.dims, call.kept, p.by_stat) || is_rows(p) || !vectors_fit(p) || !p.a[kY].here()) return false;
+  const ColumnPlan q = column_plan(p.view, vector_of(call.dtype), 6 * kProcessors, INT64_MAX);
+  if (!q.ok || !columns_fit(p, q)) return false;
+  e = columns_forward(call.dtype, p, q, stream);
+  return true;
+}
+
+// How a parameter gradient lies over columns: 1 one per column, 2 one per outer and column, 0 otherwise.
+int column_sums(const Array& a, const ColumnPlan& q) {
+  const Runs& r = a.runs;
+  if (r.mode == Runs::kOne && r.inner_post.d == 1 && r.inner.d == q.width) return 1;
+  if (r.mode == Runs::kTwo && r.inner_post.d == 1 && r.inner.d == q.width && r.outer_post.d == q.rows * q.width && r.outer.d == q.outer)
+    return 2;
+  return 0;
+}
+
+// dx, dresidual and, where they are reductions of the same pass, dscale and dbias; `params` tells whether these are done.
+bool backward_fast(Call& call, bool& params, cudaStream_t stream, cudaError_t& e) {
+  Problem& p = call.p;
+  params = false;
+  if (p.fixed || !p.a[kDx].here() || !p.a[kDy].here() || p.a[kDmean].here() || p.a[kDvar].here() || !vectors_fit(p)) return false;
+  const int vec = vector_of(call.dtype);
+  const bool wanted = p.a[kDscale].here() || p.a[kDbias].here();
+  if (is_rows(p)) {
+    bool sums = wanted;
+    for (const Name n : {kDscale, kDbias}) {
+      const Runs& r = p.a[n].runs;
+      if (p.a[n].here() && !(r.mode == Runs::kOne && r.inner_post.d == 1 && r.inner.d == p.view.r1)) sums = false;
+    }
+    float* const partial = reinterpret_cast<float*>(call.workspace);
+    const int64_t room = call.workspace == nullptr ? 0 : call.room * static_cast<int64_t>(sizeof(Value) / sizeof(float));
+    RowPlan q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, sums, room);
+    if (!q.ok && sums) sums = false, q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, false, 0);
+    if (!q.ok || !row_terms(p, vec, q)) return false;
+    e = rows_backward(call.dtype, p, q, partial, sums, stream);
+    params = sums;
+    return true;
+  }
+  if (p.total < kColumnsLeast || call.workspace == nullptr) return false;
+  const int64_t stats = p.view.statistics();  // their totals lie first
+  const ColumnPlan q = column_plan(p.view, vec, 2 * kProcessors, 2 * (call.room - stats));
+  if (call.room <= stats || !q.ok || !columns_fit(p, q)) return false;
+  int each = 0;
+  if (wanted) {
+    const int one = column_sums(p.a[kDscale], q), two = column_sums(p.a[kDbias], q);
+    each = !p.a[kDbias].here() ? one : !p.a[kDscale].here() || one == two ? two : 0;
+  }
+  Value* const totals = call.workspace;
+  e = columns_sums(call.dtype, p, q, reinterpret_cast<float2*>(totals + stats), totals, each, stream);
+  if (e == cudaSuccess)
+    e = columns_backward(call.dtype, p, column_plan(p.view, vec, 4 * kProcessors, INT64_MAX), totals, stream);
+  params = each != 0;
+  return true;
+}
+
 #define NORM_PREPARE(op)                                       \
   Call call;                                                   \
   if (auto e = prepare(op, in, out, c, call); e.failure()) return e; \
@@ -132,6 +267,7 @@ ffi::Error run_norm(cudaStream_t stream, const Buffers& in, const Buffers& out, 
   NORM_PREPARE("norm");
   if (!p.a[kVar].here() || !p.a[kY].here()) return bad("norm: y and var are results");
   if (!reduce_to(call, p, call.kept)) return no_view("norm");
+  if (cudaError_t e; forward_fast(call, stream, e)) return status("norm", e);
   p.totals = p.plan.chunks > 1 ? p.totals : nullptr;
   return status("norm", forward(call.dtype, p, true, stream));
 }
@@ -139,12 +275,14 @@ ffi::Error run_norm(cudaStream_t stream, const Buffers& in, const Buffers& out, 
 ffi::Error run_stats(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
   NORM_PREPARE("norm_stats");
   if (!reduce_to(call, p, call.kept)) return no_view("norm_stats");
+  if (cudaError_t e; by_columns(call, false, stream, e)) return status("norm_stats", e);
   return status("norm_stats", forward(call.dtype, p, false, stream));
 }
 
 ffi::Error run_apply(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
   NORM_PREPARE("norm_apply");
   if (!p.a[kVar].here()) return bad("norm_apply: var is an operand");
+  if (cudaError_t e; apply_fast(call, stream, e)) return status("norm_apply", e);
   return status("norm_apply", forward_apply(call.dtype, p, stream));
 }
 
@@ -163,10 +301,15 @@ ffi::Error run_jvp(cudaStream_t stream, const Buffers& in, const Buffers& out, c
 ffi::Error run_bwd(cudaStream_t stream, const Buffers& in, const Buffers& out, const NormConfig& c) {
   NORM_PREPARE("norm_bwd");
   if (!p.a[kVar].here() || !p.a[kDy].here()) return bad("norm_bwd: var and dy are needed");
+  bool params = false;
   if (p.a[kDx].here() && !p.fixed) {
     if (!reduce_to(call, p, call.kept)) return no_view("norm_bwd");
-    const cudaError_t e = backward(call.dtype, p, Gather::kBackward, true, stream);
-    if (e != cudaSuccess) return status("norm_bwd", e);
+    cudaError_t e;
+    if (backward_fast(call, params, stream, e)) {
+      if (e != cudaSuccess) return status("norm_bwd", e);
+    } else if (e = backward(call.dtype, p, Gather::kBackward, true, stream); e != cudaSuccess) {
+      return status("norm_bwd", e);
+    }
   } else if (p.a[kDx].here() || p.a[kDresidual].here()) {
     const cudaError_t e = backward_apply(call.dtype, p, stream);
     if (e != cudaSuccess) return status("norm_bwd", e);
@@ -174,6 +317,7 @@ ffi::Error run_bwd(cudaStream_t stream, const Buffers& in, const Buffers& out, c
   // Pairs that one reduction gives where their axes agree.
   const struct { Name first, second; Gather gather; } pairs[] = {{kDscale, kDbias, Gather::kParam}, {kDmean, kDvar, Gather::kFixed}};
   for (const auto& pair : pairs) {
+    if (params && pair.gather == Gather::kParam) continue;
     const bool one = p.a[pair.first].here(), two = p.a[pair.second].here();
     const bool together = one && two && call.has[pair.first] == call.has[pair.second];
     for (int k = 0; k < 2; ++k) {

@@ -37,6 +37,7 @@ NAMES = (
 STATS = ("mean", "var", "low", "count")  # results that depend on x and mask alone
 SUMS = ("dscale", "dbias", "dmean", "dvar")  # results that are sums over the axes they lack
 WORKSPACE = 1 << 20
+WORKSPACE_MOST = {"forward": 8 << 20, "backward": 18 << 20}
 
 
 @dataclass(frozen=True)
@@ -152,9 +153,16 @@ def config(params: NormParams, *_: Any) -> dict[str, Any]:
 
 
 def workspace(params: NormParams, *avals: Any) -> int:
-    """A statistic over very many elements is cut into chunks whose partial results need room; small problems need none."""
+    """Room for partial results: chunks of a statistic over many elements, and each block's sums of ``dscale`` and ``dbias``.
+
+    Small problems need none; large ones get no more than x itself has in half precision.
+    """
     sizes = sizes_of(params, avals)
-    return 0 if is_static(*sizes) and math.prod(sizes) < 1 << 14 else WORKSPACE
+    if not is_static(*sizes):
+        return WORKSPACE
+    n = math.prod(sizes)
+    most = WORKSPACE_MOST["backward" if params.has("dy") else "forward"]
+    return 0 if n < 1 << 14 else max(WORKSPACE, min(2 * n, most))
 
 
 def cost(params: NormParams, *avals: Any) -> int:
