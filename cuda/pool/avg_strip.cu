@@ -105,15 +105,20 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
   float row[D][U][V];  // [d][b]: row k - d of dy, summed over the columns whose windows have column b of the block
   auto fill = [&](float(&to)[U][V], int p) {
     float cell[D][V];
+    uint32_t w[D][kWords<T, V>] = {};
+    bool there[D];
+#pragma unroll
+    for (int e = 0; e < D; ++e) {  // all loads before the first use of one
+      const int q = j - e;
+      there[e] = static_cast<unsigned>(p) < static_cast<unsigned>(g.p) && static_cast<unsigned>(q) < static_cast<unsigned>(g.q);
+      if (there[e]) load_words<T, V>(w[e], from + (p * g.q + q) * g.channels);
+    }
 #pragma unroll
     for (int e = 0; e < D; ++e) {
       const int q = j - e;
-      uint32_t w[kWords<T, V>] = {};
-      const bool there = static_cast<unsigned>(p) < static_cast<unsigned>(g.p) && static_cast<unsigned>(q) < static_cast<unsigned>(g.q);
-      if (there) load_words<T, V>(w, from + (p * g.q + q) * g.channels);
 #pragma unroll
-      for (int v = 0; v < V; ++v) cell[e][v] = number<T, V>(w, v);
-      if (divisor == kPlacesInside && there) {
+      for (int v = 0; v < V; ++v) cell[e][v] = number<T, V>(w[e], v);
+      if (divisor == kPlacesInside && there[e]) {
         const float count = static_cast<float>(places_inside<R, U>(p, g.pad_h, g.h) * places_inside<R, U>(q, g.pad_w, g.w));
         const float inverse = 1.f / count;
 #pragma unroll

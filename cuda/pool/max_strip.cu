@@ -63,23 +63,22 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
   for (int s = 0; s < R; ++s) inside[s] = static_cast<unsigned>(left + s) < static_cast<unsigned>(g.w);
 
   RowMax<T, V, R> row[R];
-  auto fill = [&](RowMax<T, V, R>& to, int h) {
+  // Loads of all rows stand before the first use of one.
+  auto fetch = [&](uint32_t(&w)[R][W], int h) {
     const bool row_inside = static_cast<unsigned>(h) < static_cast<unsigned>(g.h);
     const T* src = image + (h * g.w + left) * g.channels;
-    uint32_t w[R][W];
 #pragma unroll
     for (int s = 0; s < R; ++s) {
-      if (row_inside && inside[s]) {
-        load_words<T, V>(w[s], src + s * g.channels);
 #pragma unroll
-        for (int i = 0; i < W; ++i) w[s][i] ^= flip;
-      } else {
-#pragma unroll
-        for (int i = 0; i < W; ++i) w[s][i] = L::kLowest;
-      }
+      for (int i = 0; i < W; ++i) w[s][i] = L::kLowest ^ flip;
+      if (row_inside && inside[s]) load_words<T, V>(w[s], src + s * g.channels);
     }
+  };
+  auto reduce = [&](RowMax<T, V, R>& to, uint32_t(&w)[R][W]) {
 #pragma unroll
     for (int i = 0; i < W; ++i) {
+#pragma unroll
+      for (int s = 0; s < R; ++s) w[s][i] ^= flip;
       uint32_t m = w[0][i], k = (R - 1) * L::kOnes;
 #pragma unroll
       for (int s = 1; s < R; ++s) m = L::max(m, w[s][i]);
@@ -91,12 +90,19 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
   };
 
 #pragma unroll
-  for (int r = 0; r < R - U; ++r) fill(row[r], p0 * U - g.pad_h + r);
+  for (int r = 0; r < R - U; ++r) {
+    uint32_t w[R][W];
+    fetch(w, p0 * U - g.pad_h + r);
+    reduce(row[r], w);
+  }
   T* to = y + at.image * g.out_image + at.group * V;
   uint8_t* to_place = place + at.image * g.out_image + at.group * V;
   for (int p = p0; p < p1; ++p) {
+    uint32_t w[U][R][W];
 #pragma unroll
-    for (int r = R - U; r < R; ++r) fill(row[r], p * U - g.pad_h + r);
+    for (int r = 0; r < U; ++r) fetch(w[r], p * U - g.pad_h + R - U + r);
+#pragma unroll
+    for (int r = 0; r < U; ++r) reduce(row[R - U + r], w[r]);
     uint32_t m[W], k[W];
     bool ordinary = true;
 #pragma unroll
