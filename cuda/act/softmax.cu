@@ -6,8 +6,8 @@
 //   log_softmax_bwd  o_i = t_i - exp(y_i) * sum_j t_j
 // A NaN or +inf in a row, or a row of -inf alone, makes the row NaN, as the formula does (log of the fast form likewise).
 // Layout   row-major [outer, n, inner]; nothing is transposed.
-// Work     inner = 1: one warp for a row up to 1024 elements, one block of 256 threads up to 8192, both with the row in
-//          registers; longer rows: one block, (m, s) merged in one online pass, then a second read to write.
+// Work     inner = 1, n > 32, aligned: softmax_row.cu. Else one warp for a row up to 1024 elements, one block of 256
+//          threads up to 8192, the row in registers; longer rows: one block, (m, s) merged in one online pass, then a second read to write.
 //          inner > 1: threads along inner (neighbours in memory); one thread for a column up to 32 elements, in registers;
 //          longer columns: a block of 32 x 8, eight threads share a column, two reads.
 // Cost     n <= 8192 (32 strided): reads each operand once, writes once; else the operands are read twice. Bound: memory.
@@ -27,6 +27,7 @@ namespace {
 constexpr int kBlock = 256;      // threads of a block that owns a row
 constexpr int kWarps = 8;        // rows of a block whose warps own one each
 constexpr int kColumn = 32;      // longest column that one thread keeps in registers
+constexpr int kWarpRow = 32;     // rows longer than a warp go by vectors (softmax_row.cu)
 constexpr int kShare = 8;        // threads that share a longer column
 constexpr int64_t kMaxGrid = int64_t{1} << 30;
 constexpr float kInf = INFINITY;
@@ -253,12 +254,13 @@ cudaError_t launch_softmax(const T* x, T* y, const RowProblem& p, bool log, bool
   if (p.outer == 0 || p.n == 0 || p.inner == 0) return cudaSuccess;
   const int warp_grid = grid_of(ceil_div(p.outer, kWarps)), row_grid = grid_of(p.outer);
   const int n = static_cast<int>(std::min<int64_t>(p.n, 1 << 30));
+  if (p.inner == 1 && p.n > kWarpRow && launch_softmax_rows(x, y, p.outer, p.n, log, accurate, stream)) return cudaGetLastError();
   if (p.inner > 1) {
     if (p.n <= kColumn)
       softmax_column<T><<<grid_of(ceil_div(p.outer * p.inner, kBlock)), kBlock, 0, stream>>>(x, y, p, log, accurate);
     else
       softmax_long_column<T><<<grid_of(p.outer * ceil_div(p.inner, 32)), dim3(32, kShare), 0, stream>>>(x, y, p, log, accurate);
-  } else if (p.n <= 32) {
+  } else if (p.n <= kWarpRow) {
     softmax_row<T, 1, 32><<<warp_grid, kBlock, 0, stream>>>(x, y, p.outer, n, log, accurate);
   } else if (p.n <= 256) {
     softmax_row<T, 8, 32><<<warp_grid, kBlock, 0, stream>>>(x, y, p.outer, n, log, accurate);
@@ -278,9 +280,10 @@ cudaError_t launch_softmax_pair(PairOp op, const T* y, const T* t, T* out, const
   if (p.outer == 0 || p.n == 0 || p.inner == 0) return cudaSuccess;
   const int warp_grid = grid_of(ceil_div(p.outer, kWarps)), row_grid = grid_of(p.outer);
   const int n = static_cast<int>(std::min<int64_t>(p.n, 1 << 30));
+  if (p.inner == 1 && p.n > kWarpRow && launch_softmax_pair_rows(op, y, t, out, p.outer, p.n, lead, stream)) return cudaGetLastError();
   if (p.inner > 1) {
     softmax_pair_column<T><<<grid_of(p.outer * ceil_div(p.inner, 32)), dim3(32, kShare), 0, stream>>>(op, y, t, out, p, lead);
-  } else if (p.n <= 32) {
+  } else if (p.n <= kWarpRow) {
     softmax_pair_row<T, 1, 32><<<warp_grid, kBlock, 0, stream>>>(op, y, t, out, p.outer, n, lead);
   } else if (p.n <= 256) {
     softmax_pair_row<T, 8, 32><<<warp_grid, kBlock, 0, stream>>>(op, y, t, out, p.outer, n, lead);

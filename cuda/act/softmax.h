@@ -20,4 +20,11 @@ template <class T>
 cudaError_t launch_softmax_pair(PairOp op, const T* y, const T* t, T* out, const RowProblem& p, const Lead& lead,
                                 cudaStream_t stream);
 
+// The same for contiguous rows (inner = 1) of arrays aligned to 16 bytes, in softmax_row.cu; false: not taken.
+template <class T>
+bool launch_softmax_rows(const T* x, T* y, int64_t rows, int64_t n, bool log, bool accurate, cudaStream_t stream);
+template <class T>
+bool launch_softmax_pair_rows(PairOp op, const T* y, const T* t, T* out, int64_t rows, int64_t n, const Lead& lead,
+                              cudaStream_t stream);
+
 }  // namespace jaxprims

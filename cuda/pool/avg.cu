@@ -3,7 +3,7 @@
 //   dx[n,h,w,c] = sum over the outputs (p,q) whose window has (h,w) of dy[n,p,q,c] / count(p,q)
 //   count: 1 (a sum), the window's places, or those of them inside the image.
 // Layout   x, dx [N,D,H,W,C]; y, dy [N,O,P,Q,C] row-major; 16-byte vectors of channels where C allows it.
-// Work     avg_pool_kernel: one thread = one output position x V channels. avg_pool_block_kernel (large windows, few outputs):
+// Work     3x3 and 2x2 windows, and the whole image: avg_strip.cu. avg_pool_kernel: one thread = one output position x V channels. avg_pool_block_kernel (large windows, few outputs):
 //          one block = one output position x up to 32 groups of V channels; its threads split the window by fixed stride and add in a fixed
 //          tree. avg_pool_dx_kernel: one thread = one input position x V channels, looks at the windows over it: no atomics.
 // Cost     reads the source (overlaps from L1/L2) and writes the result once; bound: memory. Sums in float32, one rounding.
@@ -127,6 +127,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <class T>
 cudaError_t launch_avg(const Pool& p, const T* x, T* y, cudaStream_t stream) {
+  const StripWindow window = strip_window(p.axis, p.adaptive);
+  if (window != StripWindow::kNone) return launch_avg_strip(window, p, x, y, stream);
   return by_width<T>(p.channels, {x, y}, [&](auto width) {
     constexpr int V = decltype(width)::value;
     const int groups = p.channels / V, o0 = p.axis[0].out, o1 = p.axis[1].out, o2 = p.axis[2].out;
@@ -136,6 +138,7 @@ cudaError_t launch_avg(const Pool& p, const T* x, T* y, cudaStream_t stream) {
     if (whole_block_per_output(items.total, p.places) && tiles.small) {
       avg_pool_block_kernel<T, V><<<static_cast<unsigned>(tiles.total), kThreads, 0, stream>>>(p, tiles, groups, lanes, x, y);
     } else {
+      if (!p.adaptive && whole_image(p.axis)) return launch_avg_image(p, x, y, stream);
       const unsigned blocks = blocks_for(items.total);
       if (blocks == 0) return cudaErrorInvalidConfiguration;
       avg_pool_kernel<T, V><<<blocks, kThreads, 0, stream>>>(p, items, x, y);
@@ -146,6 +149,9 @@ cudaError_t launch_avg(const Pool& p, const T* x, T* y, cudaStream_t stream) {
 
 template <class T>
 cudaError_t launch_avg_dx(const Pool& p, const T* dy, T* dx, cudaStream_t stream) {
+  const StripWindow window = strip_window(p.axis, p.adaptive);
+  if (window != StripWindow::kNone) return launch_avg_strip_dx(window, p, dy, dx, stream);
+  if (!p.adaptive && whole_image(p.axis)) return launch_avg_image_dx(p, dy, dx, stream);
   return by_width<T>(p.channels, {dy, dx}, [&](auto width) {
     constexpr int V = decltype(width)::value;
     const Items items(p.images, p.axis[0].size, p.axis[1].size, p.axis[2].size, p.channels / V);

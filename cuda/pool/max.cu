@@ -3,7 +3,7 @@
 //   place[n,p,q,c] = the winner's place in its window, r*S + s, or (flat) its index h*W + w in the image. Ties: the first in row-major order; NaN beats every number, the
 //   first NaN wins; all -inf: the first place inside. A minimum is the maximum of -x.
 // Layout   x [N,D,H,W,C], y and place [N,O,P,Q,C] row-major; 16-byte vectors of channels where C allows it. place: 1, 2 or 4 bytes.
-// Work     max_pool_kernel: one thread = one output position x V channels, walks its window. max_pool_block_kernel (large
+// Work     3x3 and 2x2 windows with one-byte places: max_strip.cu. max_pool_kernel: one thread = one output position x V channels, walks its window. max_pool_block_kernel (large
 //          windows, few outputs): one block = one output position x up to 32 groups of V channels, its threads split the window and meet
 //          in shared memory; the order among winners is total, so the split does not show.
 // Cost     reads x (overlaps from L1/L2), writes y and place once: (NHWC + NPQC)*sizeof(T) + NPQC*place bytes; bound: memory.
@@ -149,6 +149,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 
 template <class T>
 cudaError_t launch_max(const Pool& p, const T* x, T* y, void* place, int place_bytes, cudaStream_t stream) {
+  const StripWindow window = strip_window(p.axis, p.adaptive);
+  if (window != StripWindow::kNone && place_bytes == 1)
+    return launch_max_strip(window, p, x, y, static_cast<uint8_t*>(place), stream);
   return by_width<T>(p.channels, {x, y, place}, [&](auto width) {
     constexpr int V = decltype(width)::value;
     const int groups = p.channels / V, o0 = p.axis[0].out, o1 = p.axis[1].out, o2 = p.axis[2].out;

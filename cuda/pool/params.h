@@ -13,6 +13,7 @@
 
 #include "common/fastdiv.h"
 #include "common/ffi.h"
+#include "pool/select.h"
 #include "pool/window.h"
 
 namespace jaxprims::pool {
@@ -70,5 +71,20 @@ template <class T>
 cudaError_t launch_avg(const Pool&, const T* x, T* y, cudaStream_t);
 template <class T>
 cudaError_t launch_avg_dx(const Pool&, const T* dy, T* dx, cudaStream_t);
+
+// The same for the windows of select.h's `strip_window`; places of one byte, no batch axes.
+template <class T>
+cudaError_t launch_max_strip(StripWindow, const Pool&, const T* x, T* y, uint8_t* place, cudaStream_t);
+template <class T>
+cudaError_t launch_max_strip_dx(StripWindow, const Pool&, const T* dy, const uint8_t* place, T* dx, cudaStream_t);
+template <class T>
+cudaError_t launch_avg_strip(StripWindow, const Pool&, const T* x, T* y, cudaStream_t);
+template <class T>
+cudaError_t launch_avg_strip_dx(StripWindow, const Pool&, const T* dy, T* dx, cudaStream_t);
+// One window that is the whole image (select.h's `whole_image`).
+template <class T>
+cudaError_t launch_avg_image(const Pool&, const T* x, T* y, cudaStream_t);
+template <class T>
+cudaError_t launch_avg_image_dx(const Pool&, const T* dy, T* dx, cudaStream_t);
 
 }  // namespace jaxprims::pool

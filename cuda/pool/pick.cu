@@ -5,6 +5,7 @@
 // Layout   t, dx [N,D,H,W,C]; y, dy, place [N,O,P,Q,C]; an operand may lack leading batch axes of the result (stride 0).
 // Work     gather: one thread = one output position x V channels. scatter: one thread = one input position x V channels; it looks at the
 //          windows that reach over it, at most ceil(R/u)*ceil(S/v) of them: no atomics, no zero-fill, always the same order.
+//          3x3 and 2x2 windows without batch axes scatter by max_strip.cu.
 // Cost     gather: reads place and t's winners, writes y. scatter: reads dy and place (overlaps from L1/L2), writes dx once:
 //          NHWC*sizeof(T) + NPQC*(sizeof(T) + place bytes); bound: memory. Sums in float32, one rounding.
 #include "pool/common.cuh"
@@ -115,6 +116,9 @@ cudaError_t launch_gather(const Pool& p, const T* t, const void* place, int plac
 
 template <class T>
 cudaError_t launch_scatter(const Pool& p, const T* dy, const void* place, int place_bytes, T* dx, cudaStream_t stream) {
+  const StripWindow window = strip_window(p.axis, p.adaptive);
+  if (window != StripWindow::kNone && place_bytes == 1 && p.batch.axes == 0)
+    return launch_max_strip_dx(window, p, dy, static_cast<const uint8_t*>(place), dx, stream);
   return by_width<T>(p.channels, {dy, place, dx}, [&](auto width) {
     constexpr int V = decltype(width)::value;
     const Items items(p.images, p.axis[0].size, p.axis[1].size, p.axis[2].size, p.channels / V);
