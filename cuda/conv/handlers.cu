@@ -1,6 +1,7 @@
 // Convolution's four custom calls: buffers and options become a Problem, a Problem a Config, and the kernel runs.
-//   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw
+//   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw[, workspace]
 #include "common/act.cuh"
+#include "conv/depthwise_launch.h"
 #include "conv/implicit_gemm.h"
 #include "conv/params.h"
 
@@ -49,7 +50,8 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
                const ConvConfig& c) {
   const std::string name(op);
   const size_t operands = 2 + (fused && c.has_bias ? 1 : 0) + (fused && c.has_residual ? 1 : 0);
-  if (in.size() != operands || out.size() != 1)
+  const bool has_workspace = kind == conv::Op::kWeightGrad && out.size() == 2;
+  if (in.size() != operands || (out.size() != 1 && !has_workspace))
     return bad(name + ": expected " + std::to_string(operands) + " operands and 1 result, got " + std::to_string(in.size()) + " and " +
                std::to_string(out.size()));
   if ((c.bias_batched || c.residual_batched) && !c.y_batched) return bad(name + ": a batched bias or residual needs a batched result");
@@ -76,6 +78,12 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
     if (e.failure()) return e;
   }
   if (p.empty()) return ok();  // no output; an empty sum still runs and writes zeros
+  const int64_t workspace = has_workspace ? out[1].size() : 0;
+  if (p.groups > 1) {
+    const conv::DwPlan depthwise = conv::depthwise_plan(p, workspace);
+    if (depthwise.reason == nullptr)
+      return status(op, conv::depthwise_launch(p, depthwise, has_workspace ? out[1].data : nullptr, stream));
+  }
   return status(op, conv::launch(p, conv::select(p), stream));
 }
 

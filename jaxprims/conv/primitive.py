@@ -288,6 +288,19 @@ def _supports(shape: Callable[..., Any], p: ConvParams, *avals: Any) -> str | No
     return None
 
 
+def _depthwise_workspace(p: ConvParams, x: Any, dy: Any) -> int:
+    """Bytes for the partial filters of a depthwise weight gradient; dw_workspace of cuda/conv/depthwise.h, 0 for what it is not."""
+    if p.groups < 2 or p.x_batched or p.y_batched or p.w_batched or max(p.lhs_dilation) > 1:
+        return 0
+    last = p.rank + 1
+    channels, features = x.shape[p.lhs_spec[1]], dy.shape[p.out_spec[1]]
+    if p.lhs_spec[1] != last or p.out_spec[1] != last or not is_static(channels, features, *p.w_spatial):
+        return 0
+    if channels != p.groups or features != p.groups or channels % 4:
+        return 0
+    return 4 * math.prod(p.w_spatial) * channels * -(-528 * 64 // channels)
+
+
 def _config(p: ConvParams, *_avals: Any) -> dict[str, Any]:
     return {
         "lhs_spec": p.lhs_spec,
@@ -354,6 +367,7 @@ conv_dw = define_primitive(
     reference=reference.conv_dw,
     supports=partial(_supports, _w_result),
     config=_config,
+    workspace=_depthwise_workspace,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xyw"),
     batch=_kernel_batch,
