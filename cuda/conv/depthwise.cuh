@@ -22,6 +22,7 @@
 //            bf16 N128 56^2 C96 7x7                                       458 (6184)    464 (6173)    460 (13611)
 //            f32  N256 56^2 C144 3x3                                      397           393           474
 //            f32  N8 2048 C4096 K4                                        169           167           156
+//          Since these figures: 16-bit vectors are kept in whole registers (before, every element had its own); not yet measured.
 #pragma once
 #include <cuda_runtime.h>
 
@@ -66,12 +67,35 @@ __device__ __forceinline__ DwStrip dw_strip(const DwPlan& d, uint32_t strip) {
   return {static_cast<int32_t>(w), static_cast<int32_t>(h), static_cast<int32_t>(t), q};
 }
 
+// A vector as it is in memory, in whole registers: the compiler would give each 16-bit element one of its own.
 template <class T>
-using Vec = Pack<T, kDwVector>;
-
+struct VecOf {
+  using Type = uint2;
+};
+template <>
+struct VecOf<float> {
+  using Type = float4;
+};
 template <class T>
-__device__ __forceinline__ float4 widen(const Vec<T>& v) {
-  return make_float4(to_float(v.v[0]), to_float(v.v[1]), to_float(v.v[2]), to_float(v.v[3]));
+using Vec = typename VecOf<T>::Type;
+template <class T>
+__device__ __forceinline__ Vec<T> zero_vec() {
+  if constexpr (sizeof(T) == 2) return make_uint2(0u, 0u);
+  else return make_float4(0.f, 0.f, 0.f, 0.f);
+}
+template <class T>
+__device__ __forceinline__ float4 widen(const Vec<T>& v);
+template <>
+__device__ __forceinline__ float4 widen<float>(const float4& v) { return v; }
+template <>
+__device__ __forceinline__ float4 widen<__nv_bfloat16>(const uint2& v) {  // bfloat16 is the upper half of a float
+  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u), __uint_as_float(v.y << 16),
+                     __uint_as_float(v.y & 0xffff0000u));
+}
+template <>
+__device__ __forceinline__ float4 widen<__half>(const uint2& v) {
+  const float2 a = __half22float2(*reinterpret_cast<const __half2*>(&v.x)), b = __half22float2(*reinterpret_cast<const __half2*>(&v.y));
+  return make_float4(a.x, a.y, b.x, b.y);
 }
 __device__ __forceinline__ void fma4(float4& acc, const float4& x, const float4& w) {
   acc.x = fmaf(x.x, w.x, acc.x), acc.y = fmaf(x.y, w.y, acc.y), acc.z = fmaf(x.z, w.z, acc.z), acc.w = fmaf(x.w, w.w, acc.w);
@@ -82,8 +106,7 @@ template <class T, int N>
 __device__ __forceinline__ void load_columns(Vec<T> (&raw)[N], const T* at, int32_t step, uint32_t mask) {
 #pragma unroll
   for (int c = 0; c < N; ++c) {
-#pragma unroll
-    for (int v = 0; v < kDwVector; ++v) raw[c].v[v] = from_float<T>(0.f);
+    raw[c] = zero_vec<T>();
     if (mask >> c & 1) raw[c] = *reinterpret_cast<const Vec<T>*>(at + int64_t{c * step});
   }
 }
@@ -105,7 +128,8 @@ template <class T, int Columns>
 constexpr bool kDwAhead = sizeof(T) == 2 || Columns < 8;
 template <class T, int S, int A, int OW, int OH>
 constexpr int kDwGatherRegisters =
-    4 * OW * OH + (4 + (kDwAhead<T, A * (OW - 1) + S> ? sizeof(T) : 0)) * (A * (OW - 1) + S) + (A == 1 ? 44 : 60);
+    4 * OW * OH + (4 + (kDwAhead<T, A * (OW - 1) + S> ? sizeof(T) : 0)) * (A * (OW - 1) + S) +
+    (sizeof(T) == 4 ? (A == 1 ? 44 : 60) : (A == 1 ? 36 : 48));
 template <class T, int S, int RB, int A, int OW>
 constexpr int kDwWgradRegisters = 4 * RB * S + (4 + sizeof(T)) * (A * (OW - 1) + S) + 4 * OW + 40;
 
