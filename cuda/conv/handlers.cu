@@ -1,6 +1,7 @@
 // Convolution's four custom calls: buffers and options become a Problem, a Problem a Config, and the kernel runs.
 //   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw[, workspace]
 #include "common/act.cuh"
+#include "conv/depthwise_launch.h"
 #include "conv/implicit_gemm.h"
 #include "conv/params.h"
 #include "conv/sm90_launch.h"
@@ -79,6 +80,11 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
   }
   if (p.empty()) return ok();  // no output; an empty sum still runs and writes zeros
   const int64_t workspace = has_workspace ? out[1].size() : 0;
+  if (p.groups > 1) {
+    const conv::DwPlan depthwise = conv::depthwise_plan(p, workspace);
+    if (depthwise.reason == nullptr)
+      return status(op, conv::depthwise_launch(p, depthwise, has_workspace ? out[1].data : nullptr, stream));
+  }
   const conv::Config config = conv::select(p, conv::sm90_usable(), workspace);
   if (config.kernel == conv::Kernel::kSm90)
     return status(op, conv::sm90_launch(p, config.sm90, has_workspace ? out[1].data : nullptr, stream));

@@ -288,11 +288,12 @@ def _supports(shape: Callable[..., Any], p: ConvParams, *avals: Any) -> str | No
     return None
 
 
+_MOST_WORKSPACE = 64 << 20  # bytes that any call may ask for
 # kSm90Workspace of cuda/conv/sm90.h: two unfinished tiles for each of 132 workers.
 _SM90_WORKSPACE = 2 * 132 * 8 * 64 * 64 * 4
 
 
-def _dw_workspace(p: ConvParams, x: Any, dy: Any) -> int:
+def _sm90_workspace(p: ConvParams, x: Any, dy: Any) -> int:
     """Bytes in which Hopper's weight gradient keeps partial sums; 0 for what it does not take (cuda/conv/sm90.h)."""
     if p.batch_groups * p.groups != 1 or p.x_batched or p.y_batched or p.w_batched:
         return 0
@@ -303,6 +304,24 @@ def _dw_workspace(p: ConvParams, x: Any, dy: Any) -> int:
         return 0
     channels = x.shape[-1], dy.shape[-1]
     return _SM90_WORKSPACE if is_static(*channels) and all(c > 0 and c % 8 == 0 for c in channels) else 0
+
+
+def _depthwise_workspace(p: ConvParams, x: Any, dy: Any) -> int:
+    """Bytes for the partial filters of a depthwise weight gradient; dw_workspace of cuda/conv/depthwise.h, 0 for what it is not."""
+    if p.groups < 2 or p.x_batched or p.y_batched or p.w_batched or max(p.lhs_dilation) > 1:
+        return 0
+    last = p.rank + 1
+    channels, features = x.shape[p.lhs_spec[1]], dy.shape[p.out_spec[1]]
+    if p.lhs_spec[1] != last or p.out_spec[1] != last or not is_static(channels, features, *p.w_spatial):
+        return 0
+    if channels != p.groups or features != p.groups or channels % 4:
+        return 0
+    size = 4 * math.prod(p.w_spatial) * channels * -(-528 * 64 // channels)
+    return size if size <= _MOST_WORKSPACE else 0
+
+
+def _dw_workspace(p: ConvParams, x: Any, dy: Any) -> int:
+    return max(_sm90_workspace(p, x, dy), _depthwise_workspace(p, x, dy))
 
 
 def _config(p: ConvParams, *_avals: Any) -> dict[str, Any]:
