@@ -1,6 +1,7 @@
-// The launches of implicit_gemm.cuh: three element types x five tiles, the direct kernel, and the sum of the splits.
+// The launches of implicit_gemm.cuh and direct.cuh: three element types x five tiles, the direct kernel, and the sum of the splits.
 #include "conv/implicit_gemm.h"
 
+#include "conv/direct.cuh"
 #include "conv/implicit_gemm.cuh"
 
 namespace jaxprims {

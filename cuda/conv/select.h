@@ -150,7 +150,8 @@ inline Config select(const Problem& p, bool sm90 = false, int64_t workspace = 0)
   const auto blocks = [&](Kernel k) { return tile_blocks(p, k) * most; };
   // Wide has no second level of sums (implicit_gemm.cuh): not for sums too long even in splits.
   const bool short_sums = p.chs * p.taps() / most <= 2 * kSerial;
-  const bool tall = short_sums && rows > tile_of(Kernel::kMedium).m && (most == 1 || (rows + 127) / 128 * 128 * 7 <= (rows + 63) / 64 * 64 * 8);
+  const bool padded = most > 1 && (rows + 127) / 128 * 128 * 7 > (rows + 63) / 64 * 64 * 8;  // by over an eighth more than Medium
+  const bool tall = short_sums && !padded && rows > tile_of(Kernel::kMedium).m;
   if (p.ks <= 8) c.kernel = Kernel::kNarrow;  // a 64-wide tile would be empty by 7/8
   else if (tall && blocks(Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two per multiprocessor hide latency
   else if (blocks(Kernel::kMedium) >= kSMs) c.kernel = Kernel::kMedium;
