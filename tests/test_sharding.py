@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import export
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -108,6 +109,64 @@ def test_explicit_mesh(case: Case):
         for y, axis in zip(got, case.out_batch_axes, strict=False):
             if splittable(case) and axis is not None:
                 assert jax.typeof(y).sharding.spec[axis] == "d", jax.typeof(y)
+        args = case.diff_args()
+        if args:
+            grads = jax.jit(jax.grad(objective(case), args))(*placed)
+            for i, g in zip(args, grads, strict=True):
+                assert jax.typeof(g).sharding.spec == jax.typeof(placed[i]).sharding.spec, jax.typeof(g)
+    if args:
+        close_all(grads, jax.grad(objective(case), args)(*x), grad_tolerance(case, "float32"), "explicit gradient")
+
+
+@each_case
+def test_explicit_mesh_split_anywhere(case: Case):
+    """Every operand split along an axis that the op may need whole: right numbers, and gradients typed like their operands."""
+    case, x = wide(case)
+    args = case.diff_args()
+    if not args or not splittable(case):
+        pytest.skip("nothing to differentiate")
+    m = jax.make_mesh((2, 4), ("d", "e"), axis_types=(AxisType.Explicit,) * 2)
+    want = jax.grad(objective(case), args)(*x)
+    with jax.set_mesh(m):
+        for turn in range(2):
+            placed = []
+            for i, a in enumerate(x):
+                even = [k for k in range(a.ndim) if a.shape[k] % 4 == 0 and a.shape[k]]
+                entries = [None] * a.ndim
+                if even:
+                    entries[even[(i + turn) % len(even)]] = "e"
+                placed.append(jax.device_put(a, NamedSharding(m, P(*entries))))
+            got = jax.jit(jax.grad(objective(case), args))(*placed)
+            for i, g in zip(args, got, strict=True):
+                assert jax.typeof(g).sharding.spec == jax.typeof(placed[i]).sharding.spec, jax.typeof(g)
+            close_all(
+                [jax.device_get(g) for g in got], want, grad_tolerance(case, "float32"), "explicit, split anywhere"
+            )
+
+
+@each_case
+def test_operands_without_sharding_under_a_mesh(case: Case):
+    """NumPy operands in a jitted function while a mesh is set, as in a model's initialisation."""
+    x = [np.asarray(a) for a in case.operands("float32")]
+    want = as_tuple(case.fn(*x))
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        with jax.set_mesh(mesh(kind)):
+            got = as_tuple(jax.jit(case.fn)(*x))
+        close_all([jax.device_get(y) for y in got], want, case.tolerance("float32"), str(kind))
+
+
+def test_a_call_that_xla_may_split_has_no_workspace():
+    """The CUDA program of a norm large enough for a workspace, in a partly manual region and in an export for 8 devices."""
+    x = jnp.ones((8, 64, 256))
+    m = jax.make_mesh((4, 2), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
+    for op in (jaxprims.layer_norm, jaxprims.rms_norm, jax.grad(lambda x: jnp.sum(jaxprims.layer_norm(x) ** 2))):
+        f = jax.shard_map(op, mesh=m, in_specs=P("d"), out_specs=P("d"), axis_names={"d"})
+        with jaxprims.use("cuda"):
+            text = jax.jit(f).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+        assert "jaxprims_norm" in text and "sdy.sharding_rule" in text
+        with jaxprims.use("cuda"):
+            sharded = jax.jit(op, in_shardings=NamedSharding(m, P("d")))
+            export.export(sharded, platforms=("cuda",), disabled_checks=jaxprims.export_checks())(x)
 
 
 @each_case

@@ -18,8 +18,9 @@ ALGORITHMS = ("accurate", "fast")
 
 
 def _floating(x: Any, name: str) -> jax.Array:
+    x = checks.as_array(x, name)
     checks.check_float(x, name)
-    return jnp.asarray(x)
+    return x
 
 
 def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float) -> jax.Array:
@@ -35,7 +36,7 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
     if not axes:
         raise ValueError("axis=() names no axis; give an int or a non-empty tuple of ints.")
     if where is not None:
-        where = jnp.asarray(where)
+        where = checks.as_array(where, "where")
         if where.dtype != jnp.bool_:
             raise TypeError(f"where has dtype {where.dtype}; it must be bool: write where != 0.")
         try:
@@ -144,7 +145,7 @@ def bias_act(
     if x.ndim == 0:
         if bias is not None:
             raise ValueError("bias: x is a scalar and has no axis for a bias; reshape x to (1,).")
-        residual = None if residual is None else jnp.asarray(residual).reshape(1)
+        residual = None if residual is None else checks.as_array(residual, "residual").reshape(1)
         return bias_act(x.reshape(1), None, name, -1, residual).reshape(())
     at = checks.canonical_axis(axis, x.ndim)
     arrays = [x]
@@ -183,7 +184,7 @@ def transpose_layout(x: Any, source: str, target: str) -> jax.Array:
     >>> jaxprims.transpose_layout(jnp.ones((8, 32, 32, 3)), "NHWC", "NCHW").shape
     (8, 3, 32, 32)
     """
-    x = jnp.asarray(x)
+    x = checks.as_array(x, "x")
     was = checks.check_layout(source, x.ndim, "source")
     now = checks.check_layout(target, x.ndim, "target")
     if was == now:

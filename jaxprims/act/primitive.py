@@ -339,10 +339,18 @@ def _turned(p: LayoutParams, axes: Sequence[Any]) -> tuple[Any, ...]:
     return (*axes[:n], *axes[n + p.a :], *axes[n : n + p.a])
 
 
+_LAYOUT_DTYPES = (  # bytes_of in cuda/act/handlers.cu
+    *("bool", "int8", "uint8"),
+    *("int16", "uint16", "float16", "bfloat16"),
+    *("int32", "uint32", "float32"),
+    *("int64", "uint64", "float64", "complex64"),
+)
+
+
 def _layout_supports(_p: LayoutParams, x: Any) -> str | None:
-    if x.dtype == jnp.bool_ or (x.dtype.itemsize in (1, 2, 4, 8) and x.dtype.kind in "iufc") or x.dtype == jnp.bfloat16:
+    if x.dtype.name in _LAYOUT_DTYPES:
         return None
-    return f"the layout kernel takes elements of 1, 2, 4 or 8 bytes, not {x.dtype}"
+    return f"the layout kernel does not take {x.dtype}"
 
 
 def _layout_rule(p: LayoutParams, x: Any) -> Rule:

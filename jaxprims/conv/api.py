@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 
 from jaxprims.conv import primitive
 from jaxprims.conv.checks import build_params, canonical_specs, layout_specs
 from jaxprims.conv.epilogue import with_epilogue
 from jaxprims.conv.transpose import conv_transpose
+from jaxprims.core.checks import as_array
 
 __all__ = ["conv", "conv_general_dilated", "conv_transpose"]
 
@@ -67,7 +67,7 @@ def conv_general_dilated(
     [100.0, 210.0, 321.0, 432.0]
     """
     del out_sharding
-    x, w = jnp.asarray(lhs), jnp.asarray(rhs)
+    x, w = as_array(lhs, "lhs"), as_array(rhs, "rhs")
     params = build_params(
         x,
         w,
@@ -126,7 +126,7 @@ def conv(
     >>> conv(x, w, jnp.array([-300.]), padding="CAUSAL", activation="relu")[:, 0].tolist()
     [0.0, 0.0, 21.0, 132.0]
     """
-    x, w = jnp.asarray(x), jnp.asarray(w)
+    x, w = as_array(x, "x"), as_array(w, "w")
     if mode not in ("cross_correlation", "convolution"):
         raise ValueError(f"mode={mode!r} is not known; give 'cross_correlation' or 'convolution'.")
     if algorithm not in ALGORITHMS:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from jaxprims.conv.params import ConvParams, Spec, canonical_precision, dilated, gather
-from jaxprims.core.checks import INT32_MAX, canonical_padding, canonical_tuple, check_same_dtype, is_static
+from jaxprims.core.checks import INT32_MAX, canonical_padding, canonical_tuple, check_same_dtype, check_width, is_static
 
 
 def build_params(
@@ -30,6 +32,7 @@ def build_params(
 ) -> ConvParams:
     """Checked options of conv(x, w). ``names``: what the caller's arguments are called in the messages."""
     check_same_dtype({"x": x, "w": w})
+    check_width(x.dtype, "x")
     rank = x.ndim - 2
     _, _, *in_sizes = gather(x.shape, specs.lhs_spec, 0)
     _, _, *window = gather(w.shape, specs.rhs_spec, 0)
@@ -59,6 +62,7 @@ def build_params(
                 f"spatial axis {i} of {size} elements has {padded} positions after {names[1]}={ld[i]} and padding={(lo, hi)}; "
                 "it must stay below 2^31."
             )
+    groups, batch_groups = _count(groups, names[3]), _count(batch_groups, "batch_group_count")
     _check_groups(x, w, specs, groups, batch_groups, names[3])
     return ConvParams(
         lhs_spec=tuple(specs.lhs_spec),
@@ -86,10 +90,18 @@ def _per_axis(value: Any, rank: int, name: str) -> Spec:
     return out
 
 
-def _check_groups(x: Any, w: Any, specs: Any, groups: Any, batch_groups: Any, name: str) -> None:
-    for value, what in ((groups, name), (batch_groups, "batch_group_count")):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{what}={value!r} must be a positive int.")
+def _count(value: Any, name: str) -> int:
+    """A number of groups: a positive int, also NumPy's."""
+    try:
+        count = 0 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        count = 0
+    if count < 1:
+        raise ValueError(f"{name}={value!r} must be a positive int.")
+    return count
+
+
+def _check_groups(x: Any, w: Any, specs: Any, groups: int, batch_groups: int, name: str) -> None:
     if groups > 1 and batch_groups > 1:
         raise ValueError(f"{name}={groups} and batch_group_count={batch_groups}: at most one of them may be above 1.")
     n, c = gather(x.shape, specs.lhs_spec, 0)[:2]
@@ -117,7 +129,8 @@ def _preferred(dtype: Any, preferred: Any) -> str | None:
     """The name of the result's dtype, by the rules of jax.lax; None where it is the operands' own."""
     if preferred is None:
         return None
-    want = jnp.zeros((), preferred).dtype  # float64 is float32 without jax_enable_x64
+    want = jax.eval_shape(lambda: jnp.zeros((), preferred)).dtype  # float64 is float32 without jax_enable_x64
+    check_width(want, "preferred_element_type")
     kinds = [k for k in (jnp.integer, jnp.floating, jnp.complexfloating) if jnp.issubdtype(dtype, k)]
     same = bool(kinds) and jnp.issubdtype(want, kinds[0])
     to_float = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(want, jnp.floating)

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxprims.conv import primitive
 from jaxprims.conv.checks import check_bias, check_residual
 from jaxprims.conv.params import ConvParams, gather, y_shape
 from jaxprims.core.activations import check_activation
-from jaxprims.core.checks import check_float
+from jaxprims.core.checks import as_array, check_float
 
 
 def with_epilogue(
@@ -22,15 +21,15 @@ def with_epilogue(
     activation = check_activation(activation)
     dtype = p.result_dtype(x)
     if activation is not None:
-        check_float(jnp.zeros((), dtype), "the result of conv under an activation")
+        check_float(dtype, "the result of conv under an activation")
     shape = y_shape(p, x, w)
     rest = []
     if bias is not None:
-        bias = jnp.asarray(bias)
+        bias = as_array(bias, "bias")
         check_bias(bias, gather(w.shape, p.rhs_spec, 0)[0], x.dtype, dtype)
         rest.append(bias)
     if residual is not None:
-        residual = jnp.asarray(residual)
+        residual = as_array(residual, "residual")
         check_residual(residual, shape if batch is None else (*batch, *shape[1:]), dtype)
         rest.append(residual.reshape(shape))
     if activation is None and not rest:

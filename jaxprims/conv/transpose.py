@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 
 from jaxprims.conv.checks import build_params, canonical_specs
 from jaxprims.conv.epilogue import with_epilogue
 from jaxprims.conv.params import dilated, gather
-from jaxprims.core.checks import canonical_padding, canonical_tuple
+from jaxprims.core.checks import as_array, canonical_padding, canonical_tuple
 
 _DEFAULT_NUMBERS = {
     2: ("NC", "IO", "NC"),
@@ -74,7 +73,7 @@ def conv_transpose(
     >>> conv_transpose(x, w, (2,), 1, transpose_kernel=True, padding_convention="torch").ravel().tolist()
     [10.0, 102.0, 20.0, 203.0, 30.0]
     """
-    x, w = jnp.asarray(lhs), jnp.asarray(rhs)
+    x, w = as_array(lhs, "lhs"), as_array(rhs, "rhs")
     if dimension_numbers is None:
         if x.ndim not in _DEFAULT_NUMBERS or x.ndim != w.ndim:
             raise ValueError(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 INT32_MAX = 2**31 - 1
 PADDING_STRINGS = ("SAME", "VALID", "SAME_LOWER", "CAUSAL")
@@ -113,9 +115,18 @@ def canonical_padding(
     return tuple(out)
 
 
+def check_width(dtype: Any, name: str) -> None:
+    """TypeError for a floating dtype narrower than 16 bits: no op has arithmetic (or infinities to pad with) for those."""
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16:
+        raise TypeError(
+            f"{name} has dtype {dtype}; floating dtypes of 16 bits and more are taken: cast it with {name}.astype(jnp.bfloat16)."
+        )
+
+
 def check_float(x: Any, name: str, *, complex_ok: bool = False) -> None:
-    """TypeError unless ``x`` is floating (or complex, where allowed)."""
-    dtype = jnp.result_type(x)
+    """TypeError unless ``x``, an array or a dtype, is floating with at least 16 bits (or complex, where allowed)."""
+    dtype = jnp.dtype(getattr(x, "dtype", x))
+    check_width(dtype, name)
     if jnp.issubdtype(dtype, jnp.floating) or (complex_ok and jnp.issubdtype(dtype, jnp.complexfloating)):
         return
     raise TypeError(
@@ -173,6 +184,28 @@ def is_static(*sizes: Any) -> bool:
     return all(isinstance(s, int) for s in sizes)
 
 
+def as_array(x: Any, name: str) -> jax.Array:
+    """``x`` (an array, a number, nested lists of numbers) as a JAX array, or a TypeError that names the argument."""
+    try:
+        if x is not None:
+            return jnp.asarray(x)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name}={x!r} is not an array; give a JAX or NumPy array, a number, or nested lists of numbers.")
+
+
+def as_number(x: Any, name: str) -> float:
+    """A real number, also NumPy's, that is compiled into the kernel."""
+    if isinstance(x, numbers.Real) or (isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iuf"):
+        return float(x)
+    raise TypeError(f"{name}={x!r} must be a Python or NumPy number: it is compiled into the kernel.")
+
+
+def wide_dtype(dtype: Any) -> Any:
+    """The arithmetic type of the references: float32 for half types, every other type itself."""
+    return jnp.dtype(jnp.float32) if dtype in (jnp.float16, jnp.bfloat16) else jnp.dtype(dtype)
+
+
 def as_float32(x: jax.Array) -> jax.Array:
-    """Half types as float32, everything else as it is: the arithmetic type of the references."""
-    return x.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else x
+    """Half types as float32, everything else as it is."""
+    return x.astype(wide_dtype(x.dtype))

@@ -23,7 +23,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jaxprims.core import ffi, settings
-from jaxprims.core.sharding import Rule, call_attributes, partitioned, result_specs
+from jaxprims.core.sharding import Rule, call_attributes, match_explicit, meshed, partitioned, result_specs
 
 REGISTRY: dict[str, Op] = {}
 
@@ -67,7 +67,7 @@ class Op:
 
     def __call__(self, params: Any, *arrays: Any) -> tuple[jax.Array, ...]:
         backend = settings.backend()
-        arrays = match_vma(*arrays)
+        arrays = self._match_shardings(params, match_vma(*arrays))
         if backend == "cuda":
             reason = self.limit(params, [jax.typeof(x) for x in arrays])
             if reason:
@@ -77,6 +77,13 @@ class Op:
         if any(isinstance(x, jax.core.Tracer) for x in arrays):
             return tuple(self.primitive.bind(*arrays, params=params, backend=backend))
         return tuple(self.eager(*arrays, params=params, backend=backend))  # jit's dispatch is 3x faster than bind's
+
+    def _match_shardings(self, params: Any, arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+        avals = [jax.typeof(x) for x in arrays]
+        if all(a.sharding.mesh.empty for a in avals):
+            return arrays
+        ranks = [len(s) for s, _ in self.shape(params, *avals)]
+        return match_explicit(_rule(self, params, avals, ranks), ranks, *arrays)
 
     def limit(self, params: Any, avals: Sequence[Any]) -> str | None:
         """The limit of the kernel that this case is past, or None."""
@@ -183,7 +190,7 @@ def _abstract_eval(op: Op, *avals: Any, params: Any, backend: str) -> list[Any]:
     results = op.shape(params, *avals)
     ranks = [len(s) for s, _ in results]
     specs = result_specs(_rule(op, params, avals, ranks), avals, ranks)
-    like = avals[0]
+    like = meshed(avals)
     return [
         like.update(shape=tuple(s), dtype=np.dtype(d), weak_type=False, sharding=like.sharding.update(spec=spec))
         for (s, d), spec in zip(results, specs, strict=True)
@@ -349,7 +356,8 @@ def _lower_cuda(op: Op, ctx: Any, *operands: Any, params: Any, backend: str) -> 
     if rule is not None and _may_be_split(ctx):
         extra = call_attributes(rule, [a.shape for a in (*ctx.avals_in, *ctx.avals_out)])
     config = {k: _attribute(v) for k, v in op.config(params, *ctx.avals_in).items()}
-    space = op.workspace(params, *ctx.avals_in) if op.workspace else 0
+    # A call that XLA may split has no workspace: the rule names every result, and the workspace is not to be cut.
+    space = op.workspace(params, *ctx.avals_in) if op.workspace and not extra else 0
     results = len(ctx.avals_out)
     if not isinstance(space, int) or space:
         ctx = ctx.replace(avals_out=[*ctx.avals_out, jax.core.ShapedArray((space,), np.dtype(np.uint8))])

@@ -18,15 +18,12 @@ def _check(backend: str, origin: str) -> str:
 
 
 # A user context is part of jit's cache key: a jitted function follows `use` and comes back to its first trace after it.
-_context = jax.make_user_context("auto")
+_context = jax.make_user_context(None)
 
 
 def backend() -> str:
     """The backend in force where the caller is being traced."""
-    value = _context.value
-    if value == "auto":
-        return _check(os.environ.get("JAXPRIMS_BACKEND") or "auto", "JAXPRIMS_BACKEND")
-    return value
+    return _context.value or _check(os.environ.get("JAXPRIMS_BACKEND") or "auto", "JAXPRIMS_BACKEND")
 
 
 @contextlib.contextmanager

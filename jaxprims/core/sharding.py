@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
     from jaxprims.core.primitive import Op
@@ -101,16 +102,52 @@ def spec_of(factors: Factors, axes: dict[str, tuple[str, ...]]) -> PartitionSpec
     return PartitionSpec(*(e[0] if e is not None and len(e) == 1 else e for e in entries))
 
 
-def result_specs(rule: Rule | None, avals: Sequence[Any], ranks: Sequence[int]) -> list[PartitionSpec]:
-    """Explicit-mesh shardings of the results, from those of the operands (all None on an automatic mesh)."""
+def meshed(avals: Sequence[Any]) -> Any:
+    """The aval whose sharding names the mesh: the first that has one (a constant has none), else the first."""
+    return next((a for a in avals if not a.sharding.mesh.empty), avals[0])
+
+
+def explicit_axes(rule: Rule | None, avals: Sequence[Any], ranks: Sequence[int]) -> dict[str, tuple[str, ...]] | None:
+    """Mesh axes of every factor as the operands' types say on an explicit mesh; None where no operand is split by type."""
     specs = [a.sharding.spec for a in avals]
-    if rule is None or all(e is None for s in specs for e in s):
-        return [PartitionSpec(*(None,) * r) for r in ranks]
-    mesh_shape = dict(avals[0].sharding.mesh.shape)
+    if all(e is None for s in specs for e in s):
+        return None
+    if rule is None:
+        return {}
     padded = [*specs, *(PartitionSpec() for _ in ranks)]
     shapes = [*(a.shape for a in avals), *((0,) * r for r in ranks)]
-    axes = assign(rule, padded, shapes, mesh_shape)
+    return assign(rule, padded, shapes, dict(meshed(avals).sharding.mesh.shape))
+
+
+def result_specs(rule: Rule | None, avals: Sequence[Any], ranks: Sequence[int]) -> list[PartitionSpec]:
+    """Explicit-mesh shardings of the results, from those of the operands (all None on an automatic mesh)."""
+    axes = explicit_axes(rule, avals, ranks)
+    if rule is None or axes is None:
+        return [PartitionSpec(*(None,) * r) for r in ranks]
     return [spec_of(f, axes) for f in rule.results]
+
+
+def match_explicit(rule: Rule | None, ranks: Sequence[int], *arrays: Any) -> tuple[Any, ...]:
+    """On an explicit mesh, bring operands to the shardings that the op computes with, by a reshard that JAX can transpose."""
+    avals = [jax.typeof(x) for x in arrays]
+    axes = explicit_axes(rule, avals, ranks)
+    if axes is None:
+        return arrays
+    mesh = meshed(avals).sharding.mesh
+    factors = rule.operands if rule is not None else [("",) * len(a.shape) for a in avals]
+    specs = [spec_of(f, axes) for f in factors]
+    return tuple(
+        x if _same_spec(a.sharding.spec, s) else jax.sharding.reshard(x, NamedSharding(mesh, s))
+        for x, a, s in zip(arrays, avals, specs, strict=True)
+    )
+
+
+def _same_spec(a: Any, b: Any) -> bool:
+    n = max(len(a), len(b))
+    return all(
+        _mesh_axes(x) == _mesh_axes(y)
+        for x, y in zip((*a, *(None,) * (n - len(a))), (*b, *(None,) * (n - len(b))), strict=True)
+    )
 
 
 def sum_over(x: jax.Array, names: tuple[str, ...]) -> jax.Array:
@@ -128,7 +165,13 @@ def partitioned(op: Op, params: Any, backend: str, rule: Rule) -> Callable[..., 
 
     def partition(mesh, arg_infos, result_infos):
         infos = (*arg_infos, *result_infos)
-        specs = [i.sharding.spec if i.sharding is not None else PartitionSpec() for i in infos]
+        if not all(isinstance(i.sharding, NamedSharding) for i in infos):
+            # Nothing in the program is split by a named mesh, so XLA speaks of none: all of the op on every device.
+            devices = sorted(infos[0].sharding.device_set, key=lambda d: d.id)
+            mesh = Mesh(np.array(devices), ("devices",))
+            specs = [PartitionSpec()] * len(infos)
+        else:
+            specs = [i.sharding.spec for i in infos]
         axes = assign(rule, specs, [i.shape for i in infos], mesh.shape)
 
         def local(*operands):
@@ -194,3 +237,13 @@ def call_attributes(rule: Rule, shapes: Sequence[tuple[Any, ...]]) -> dict[str, 
 
 def _letter(i: int) -> str:
     return chr(ord("i") + i) if i < 18 else f"z_{i - 17}"
+
+
+def unsplit(x: Any, axis: int) -> Any:
+    """``x`` with ``axis`` not split by type, before a reshape that an explicit mesh would refuse. No operation elsewhere."""
+    sharding = jax.typeof(x).sharding
+    entries = [*sharding.spec, *(None,) * (jnp.ndim(x) - len(sharding.spec))]
+    if entries[axis] is None:
+        return x
+    entries[axis] = None
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*entries)))

@@ -6,13 +6,14 @@ at the end, statistics from deviations (never E[x^2] - E[x]^2), an activation fu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from jaxprims.core.checks import canonical_axes, canonical_axis, canonical_int
+from jaxprims.core.checks import as_number, canonical_axes, canonical_axis, canonical_int
+from jaxprims.core.sharding import unsplit
 from jaxprims.norm import layout
 from jaxprims.norm.batch import batch_norm, batch_norm_inference
 from jaxprims.norm.lrn import LrnParams, lrn_op
@@ -186,7 +187,7 @@ def group_norm(
     masked = layout.check_mask(mask, x)
 
     def split(a: jax.Array, at: int) -> jax.Array:
-        return a.reshape(*a.shape[:at], groups, size, *a.shape[at + 1 :])
+        return unsplit(a, at).reshape(*a.shape[:at], groups, size, *a.shape[at + 1 :])
 
     if masked is not None:
         m, axes = masked
@@ -282,10 +283,10 @@ def local_response_norm(
     Returns:
       y, as x; differentiable to any order.
 
-    Numerics: float32 arithmetic, one rounding. k = 0 with zeros in x divides by zero, as the formula does.
+    Numerics: float32 arithmetic, one rounding.
 
     Raises:
-      ValueError: size below 1, an axis out of range. TypeError: an x that is not floating.
+      ValueError: size below 1, an axis out of range, alpha, beta or k not finite, k not positive. TypeError: an x that is not floating.
 
     Example:
       >>> import jax.numpy as jnp, jaxprims
@@ -295,13 +296,16 @@ def local_response_norm(
     x = layout.check_input(x, "local_response_norm")
     c = canonical_axis(axis, x.ndim)
     size = canonical_int(size, "size", low=1)
-    for name, v in (("alpha", alpha), ("beta", beta), ("k", k)):
-        if not isinstance(v, (int, float)):
-            raise TypeError(f"{name}={v!r} must be a Python number: it is compiled into the kernel.")
+    alpha, beta, k = (as_number(v, name) for v, name in ((alpha, "alpha"), (beta, "beta"), (k, "k")))
+    for name, value in (("alpha", alpha), ("beta", beta), ("k", k)):
+        if not math.isfinite(value):
+            raise ValueError(f"{name}={value} must be finite; the usual ones are alpha=1e-4, beta=0.75, k=1 or 2.")
+    if k <= 0:
+        raise ValueError(f"k={k} must be positive, or zeros in x divide by zero; the usual ones are 1 and 2.")
     full = tuple(range(x.ndim))
-    a = float(alpha) / size if divide_by_size else float(alpha)
-    params = LrnParams(c, size, a, float(beta), float(k), x.ndim, full, out_axes=full)
-    return lrn_op(params, jnp.asarray(x))[0]
+    a = alpha / size if divide_by_size else alpha
+    params = LrnParams(c, size, a, beta, k, x.ndim, full, out_axes=full)
+    return lrn_op(params, x)[0]
 
 
 __all__ = [

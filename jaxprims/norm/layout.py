@@ -6,16 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxprims.core.activations import check_activation
-from jaxprims.core.checks import check_float
+from jaxprims.core.checks import as_array, as_number, check_float
 from jaxprims.norm.params import Axes, NormParams, stat_dtype
 from jaxprims.norm.primitive import apply_op, norm_op
 
 
 def check_input(x: Any, op: str) -> jax.Array:
-    x = jnp.asarray(x)
+    x = as_array(x, "x")
     check_float(x, "x")
     if x.ndim == 0:
         raise ValueError(f"x of shape () has no axis to normalise; {op} needs at least one.")
@@ -23,9 +22,7 @@ def check_input(x: Any, op: str) -> jax.Array:
 
 
 def check_eps(eps: Any) -> float:
-    if not isinstance(eps, (int, float, np.integer, np.floating)):
-        raise TypeError(f"eps={eps!r} must be a Python float: it is compiled into the kernel.")
-    value = float(eps)
+    value = as_number(eps, "eps")
     if not value >= 0:
         raise ValueError(f"eps={value} must not be negative; it is added to the variance.")
     return value
@@ -35,7 +32,7 @@ def check_param(p: Any, name: str, x: jax.Array, axes: Axes, shape: tuple[Any, .
     """scale, bias, mean or var: float32 or x's dtype, one value for each index of ``axes`` of x."""
     if p is None:
         return None
-    p = jnp.asarray(p)
+    p = as_array(p, name)
     want = tuple(x.shape[a] for a in axes) if shape is None else shape
     if tuple(p.shape) != want:
         raise ValueError(
@@ -49,7 +46,7 @@ def check_param(p: Any, name: str, x: jax.Array, axes: Axes, shape: tuple[Any, .
 def check_residual(r: Any, x: jax.Array) -> jax.Array | None:
     if r is None:
         return None
-    r = jnp.asarray(r)
+    r = as_array(r, "residual")
     if tuple(r.shape) != tuple(x.shape):
         raise ValueError(f"residual has shape {tuple(r.shape)}; it must have x's, {tuple(x.shape)}.")
     if r.dtype != x.dtype:
@@ -61,7 +58,7 @@ def check_mask(mask: Any, x: jax.Array) -> tuple[jax.Array, Axes] | None:
     """The mask as bool without its axes of size one, and the axes of x it keeps."""
     if mask is None:
         return None
-    mask = jnp.asarray(mask)
+    mask = as_array(mask, "mask")
     sizes = (1,) * (x.ndim - mask.ndim) + tuple(mask.shape)
     if mask.ndim > x.ndim or any(m != 1 and m != s for m, s in zip(sizes, x.shape, strict=True)):
         raise ValueError(f"mask of shape {tuple(mask.shape)} does not broadcast to x's shape {tuple(x.shape)}.")

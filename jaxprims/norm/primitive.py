@@ -258,6 +258,7 @@ def _jvp_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...,
         (yd,) = jvp_op(new, *md.values(), *(a[n] for n, _ in terms))
         zero = jnp.zeros((1,) * params.rank, a["var"].dtype)
         each = {t: jnp.expand_dims(md[n], drop) if md else zero for t, n in (("tmean", "meand"), ("tvar", "vard"))}
+        each = reference.summed_statistics(params, operands, each)
         return (yd, *reference.collect(replace(params, results=params.results[1:]), operands, each, {}))
 
     return local
@@ -302,8 +303,8 @@ def _bwd_collective(params: NormParams, names: tuple[str, ...]) -> Callable[...,
             n = jnp.maximum(psum(jnp.sum(weight, params.reduce, keepdims=True)), 1)
             c = (full["x"] - full["mean"]) - full["low"]
             dx = rstd * g + weight / n * (s1 + 2 * c * s2)
-            d = next(r[2] for r in params.results if r[0] == "dx")
-            out["dx"] = dx.astype(d)
+            result = next(r for r in params.results if r[0] == "dx")
+            (out["dx"],) = reference.collect(replace(params, results=(result,)), operands, {}, {"dx": dx})
         return tuple(out[n] for n, _, _ in params.results)
 
     return local if params.joint else plain

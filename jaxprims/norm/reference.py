@@ -44,6 +44,16 @@ def collect(params: NormParams, arrays: Sequence[Any], each: Named, totals: Name
     return tuple(out)
 
 
+def summed_statistics(params: NormParams, arrays: Sequence[Any], each: Named) -> Named:
+    """Tangents of statistics summed over the batch axes that the result lacks: under vmap the transpose of a shared cmean."""
+    sizes, out = sizes_of(params, arrays), dict(each)
+    for name in ("tmean", "tvar"):
+        if name in each and (over := summed_over(params, name)):
+            shape = tuple(s if i in over else e for i, (s, e) in enumerate(zip(sizes, each[name].shape, strict=True)))
+            out[name] = jnp.sum(jnp.broadcast_to(each[name], shape), over, keepdims=True)
+    return out
+
+
 # --- statistics ------------------------------------------------------------------------------------------------------------
 
 
@@ -190,14 +200,7 @@ def norm_jvp(params: NormParams, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     each["yd"] = activation_slope(params.activation, z) * zd
     lacks = [ax for n, ax, _ in params.results if n == "yd" and len(ax) < params.rank]
     totals = {"yd": each.pop("yd")} if lacks else {}
-    sizes = sizes_of(params, arrays)
-    for name in ("tmean", "tvar"):  # under vmap the transpose of a shared cmean is a sum over the batch
-        if name in each and (over := summed_over(params, name)):
-            v = jnp.broadcast_to(
-                each[name],
-                tuple(s if i in over else e for i, (s, e) in enumerate(zip(sizes, each[name].shape, strict=True))),
-            )
-            each[name] = jnp.sum(v, over, keepdims=True)
+    each = summed_statistics(params, arrays, each)
     return collect(params, arrays, each, totals)
 
 

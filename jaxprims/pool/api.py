@@ -180,7 +180,7 @@ def max_unpool(
     >>> max_unpool(y, index, (2,), strides=2)[:, 0].tolist()
     [0.0, 5.0, 3.0, 0.0]
     """
-    values, indices = real(inputs), jnp.asarray(indices)
+    values, indices = real(inputs), checks.as_array(indices, "indices")
     rank = rank_of(window_shape, "window_shape")
     if not jnp.issubdtype(indices.dtype, jnp.integer):
         raise TypeError(f"indices has dtype {indices.dtype}; give the integer indices of max_pool_with_argmax.")
@@ -283,7 +283,7 @@ def lp_pool(
     >>> lp_pool(jnp.array([[3.0], [-4.0]]), 2, (2,)).tolist()
     [[5.0]]
     """
-    order = float(p)
+    order = checks.as_number(p, "p")
     if not (0 < order < math.inf):
         remedy = "pool abs(inputs) with max_pool for infinity" if order == math.inf else "give a positive number"
         raise ValueError(f"p={p!r} must be positive and finite; {remedy}.")

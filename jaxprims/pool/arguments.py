@@ -18,16 +18,17 @@ Padding = str | int | Sequence[int | tuple[int, int]]
 
 
 def real(x: Any, name: str = "inputs") -> jax.Array:
-    x = jnp.asarray(x)
+    x = checks.as_array(x, name)
     if not (jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)):
         raise TypeError(
             f"{name} has dtype {x.dtype}; maxima need an ordered dtype: cast it to a floating or integer one."
         )
+    checks.check_width(x.dtype, name)
     return x
 
 
 def floating(x: Any) -> jax.Array:
-    x = jnp.asarray(x)
+    x = checks.as_array(x, "inputs")
     checks.check_float(x, "inputs")
     return x
 

@@ -1,0 +1,152 @@
+"""What every op takes and refuses alike: lists, NumPy's scalars, and dtypes that it has no arithmetic for."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxprims as jp
+
+X = jnp.arange(2 * 4 * 4 * 4.0).reshape(2, 4, 4, 4) / 16
+W = jnp.ones((3, 3, 4, 4))
+S = jnp.ones(4)
+
+OPS = {  # of one array of X's shape, and whether it needs a floating one
+    "conv": lambda x: jp.conv(x, _like(W, x)),
+    "conv_activation": lambda x: jp.conv(x, _like(W, x), activation="relu"),
+    "conv_general_dilated": lambda x: jp.conv_general_dilated(x, _like(jnp.ones((4, 4, 3, 3)), x), (1, 1), "SAME"),
+    "conv_transpose": lambda x: jp.conv_transpose(x, _like(W, x), (2, 2), "SAME"),
+    "max_pool": lambda x: jp.max_pool(x, (2, 2)),
+    "min_pool": lambda x: jp.min_pool(x, (2, 2)),
+    "max_pool_with_argmax": lambda x: jp.max_pool_with_argmax(x, (2, 2)),
+    "max_unpool": lambda x: jp.max_unpool(x, np.zeros((2, 4, 4, 4), np.int32), (2, 2), 2),
+    "avg_pool": lambda x: jp.avg_pool(x, (2, 2)),
+    "lp_pool": lambda x: jp.lp_pool(x, 2, (2, 2)),
+    "adaptive_avg_pool": lambda x: jp.adaptive_avg_pool(x, 2),
+    "adaptive_max_pool": lambda x: jp.adaptive_max_pool(x, 2),
+    "global_avg_pool": jp.global_avg_pool,
+    "global_max_pool": jp.global_max_pool,
+    "batch_norm": jp.batch_norm,
+    "batch_norm_inference": lambda x: jp.batch_norm_inference(x, S, S),
+    "layer_norm": jp.layer_norm,
+    "rms_norm": jp.rms_norm,
+    "group_norm": lambda x: jp.group_norm(x, num_groups=2),
+    "instance_norm": jp.instance_norm,
+    "local_response_norm": jp.local_response_norm,
+    "softmax": jp.softmax,
+    "log_softmax": jp.log_softmax,
+    "activation": lambda x: jp.activation(x, "relu"),
+    "bias_act": lambda x: jp.bias_act(x, S, "relu"),
+}
+each_op = pytest.mark.parametrize("op", OPS)
+NARROW = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn")
+
+
+def _like(w, x):
+    return w.astype(x.dtype) if hasattr(x, "dtype") else w
+
+
+@each_op
+@pytest.mark.parametrize("dtype", NARROW)
+def test_floats_of_less_than_16_bits_are_refused_with_a_remedy(op: str, dtype: str):
+    x = X.astype(dtype)
+    with pytest.raises(TypeError, match=rf"{dtype}.*astype\(jnp.bfloat16\)"):
+        OPS[op](x)
+    with pytest.raises(TypeError, match=dtype):
+        jax.eval_shape(OPS[op], x)
+
+
+def test_a_narrow_result_dtype_or_parameter_is_refused():
+    with pytest.raises(TypeError, match="preferred_element_type has dtype float8_e4m3fn"):
+        jp.conv(X, W, preferred_element_type=jnp.float8_e4m3fn)
+    with pytest.raises(TypeError, match="bias has dtype float8_e5m2"):
+        jp.bias_act(X, S.astype(jnp.float8_e5m2), "relu")
+    with pytest.raises(TypeError, match="scale has dtype float8_e5m2"):
+        jp.layer_norm(X, S.astype(jnp.float8_e5m2))
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, "int4", "uint4", "complex64", "bool", "bfloat16", "int8", "uint16"])
+def test_layouts_of_any_dtype_and_the_kernel_takes_what_its_handler_takes(dtype: str):
+    x = (X + 1).astype(dtype)
+    y = jp.transpose_layout(x, "NHWC", "NCHW")
+    np.testing.assert_array_equal(np.asarray(y), np.moveaxis(np.asarray(x), -1, 1))
+    taken = jp.explain(lambda x: jp.transpose_layout(x, "NHWC", "NCHW"), x)
+    assert ("does not take" not in str(taken)) == (dtype in ("complex64", "bool", "bfloat16", "int8", "uint16"))
+
+
+def test_the_layout_dtypes_are_those_of_the_handler():
+    import pathlib
+    import re
+
+    from jaxprims.act.primitive import _LAYOUT_DTYPES
+
+    source = (pathlib.Path(__file__).parents[1] / "cuda/act/handlers.cu").read_text()
+    body = source[source.index("int bytes_of(") : source.index("default: return 0")]
+    short = {"PRED": "bool", "BF16": "bfloat16", "C64": "complex64"}
+    kinds = {"S": "int", "U": "uint", "F": "float"}
+    named = {short.get(n) or kinds[n[0]] + n[1:] for n in re.findall(r"DataType::(\w+):", body)}
+    assert named == set(_LAYOUT_DTYPES)
+
+
+@each_op
+def test_nested_lists_are_arrays_and_others_are_named(op: str):
+    got, want = OPS[op](np.asarray(X).tolist()), OPS[op](X)
+    for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(g, w)
+    with pytest.raises(TypeError, match=r"^(x|lhs|inputs)=\[\[1.0, 2.0\], \[3.0\]\] is not an array"):
+        OPS[op]([[1.0, 2.0], [3.0]])
+    with pytest.raises(TypeError, match=r"^(x|lhs|inputs)=None is not an array"):
+        OPS[op](None)
+
+
+@pytest.mark.parametrize("i", [np.int64, np.int32, np.uint8])
+def test_numpy_ints(i):
+    same = np.testing.assert_array_equal
+    one, two, three, four = i(1), i(2), i(3), i(4)
+    w = jnp.ones((3, 3, 2, 4))
+    same(jp.conv(X, w, feature_group_count=two, strides=two, padding=one), jp.conv(X, w, feature_group_count=2, strides=2, padding=1))
+    lax_w = jnp.ones((4, 2, 3, 3))
+    same(
+        jp.conv_general_dilated(X, lax_w, (one, one), [(one, one)] * 2, feature_group_count=two),
+        jp.conv_general_dilated(X, lax_w, (1, 1), [(1, 1)] * 2, feature_group_count=2),
+    )
+    w = jnp.ones((4, 4, 3, 3))
+    same(
+        jp.conv_general_dilated(X, w, (1, 1), "SAME", batch_group_count=two),
+        jp.conv_general_dilated(X, w, (1, 1), "SAME", batch_group_count=2),
+    )
+    same(jp.max_pool(X, (two, two), two, one), jp.max_pool(X, (2, 2), 2, 1))
+    same(jp.max_pool(X, np.array([2, 2], i), np.array([2, 2], i)), jp.max_pool(X, (2, 2), 2))
+    same(jp.lp_pool(X, two, (2, 2)), jp.lp_pool(X, 2, (2, 2)))
+    same(jp.adaptive_avg_pool(X, two), jp.adaptive_avg_pool(X, 2))
+    same(jp.group_norm(X, num_groups=two), jp.group_norm(X, num_groups=2))
+    same(jp.local_response_norm(X, size=three), jp.local_response_norm(X, size=3))
+    same(jp.softmax(X, axis=one), jp.softmax(X, axis=1))
+    same(jp.layer_norm(X, axis=(one, three), eps=four), jp.layer_norm(X, axis=(1, 3), eps=4))
+
+
+@pytest.mark.parametrize("f", [np.float32, np.float16, np.float64, np.array])
+def test_numpy_floats(f):
+    same = np.testing.assert_array_equal
+    same(
+        jp.local_response_norm(X, alpha=f(0.5), beta=f(0.75), k=f(2.0)),
+        jp.local_response_norm(X, alpha=0.5, beta=0.75, k=2.0),
+    )
+    same(jp.layer_norm(X, eps=f(0.5)), jp.layer_norm(X, eps=0.5))
+    same(jp.lp_pool(X, f(1.5), (2, 2)), jp.lp_pool(X, 1.5, (2, 2)))
+
+
+def test_numbers_that_are_none():
+    for call, name in (
+        (lambda: jp.local_response_norm(X, alpha="1"), "alpha"),
+        (lambda: jp.layer_norm(X, eps=None), "eps"),
+        (lambda: jp.lp_pool(X, "2", (2, 2)), "p"),
+        (lambda: jp.lp_pool(X, 1j, (2, 2)), "p"),
+    ):
+        with pytest.raises(TypeError, match=f"^{name}=.*number"):
+            call()
+    for bad in (2.0, True, "2"):
+        with pytest.raises(ValueError, match="feature_group_count=.*positive int"):
+            jp.conv(X, W, feature_group_count=bad)
