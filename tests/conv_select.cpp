@@ -1,5 +1,5 @@
 // Checks cuda/conv/sm90.h without a GPU: what the Hopper kernels would visit against the definition of a convolution, and prints
-// the tile of the shapes given as arguments. Built and run by test_conv_select.py.
+// the tile, or the kernel and its splits, of the shapes given as arguments. Built and run by test_conv_select.py.
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -13,18 +13,19 @@ using namespace jaxprims::conv;
 struct Shape {
   int64_t n, c, h, w, k, r, s, u, lo, hi, d, l;
   bool flip;
+  int64_t groups = 1;
 };
 
 static bool problem(const Shape& q, Op op, Problem* p) {
   Geometry geo;
   geo.lhs_spec = {0, 3, 1, 2}, geo.rhs_spec = {3, 2, 0, 1}, geo.out_spec = {0, 3, 1, 2};
   geo.strides = {q.u, q.u}, geo.padding_low = {q.lo, q.lo}, geo.lhs_dilation = {q.l, q.l}, geo.rhs_dilation = {q.d, q.d};
-  geo.flip = q.flip;
+  geo.flip = q.flip, geo.groups = q.groups;
   const auto out = [&](int64_t i, int64_t taps) { return ((i - 1) * q.l + 1 + q.lo + q.hi - (taps - 1) * q.d - 1) / q.u + 1; };
   const int64_t P = out(q.h, q.r), Q = out(q.w, q.s);
   if ((q.h - 1) * q.l + 1 + q.lo + q.hi < (q.r - 1) * q.d + 1 || (q.w - 1) * q.l + 1 + q.lo + q.hi < (q.s - 1) * q.d + 1) return false;
   *p = Problem();
-  if (!make_problem(op, geo, {q.n, q.h, q.w, q.c}, {q.r, q.s, q.c, q.k}, {q.n, P, Q, q.k}, p).empty()) return false;
+  if (!make_problem(op, geo, {q.n, q.h, q.w, q.c}, {q.r, q.s, q.c / q.groups, q.k}, {q.n, P, Q, q.k}, p).empty()) return false;
   p->in_type = p->out_type = Type::kBF16;
   return true;
 }
@@ -79,7 +80,37 @@ static Products visited(const Problem& p, const Sm90Plan& plan, long* extra) {
   return set;
 }
 
+// sm90_sum_taps jumps over the boxes inside; here they are all visited.
+static bool sums_agree() {
+  std::mt19937 random(11);
+  const auto draw = [&](int a, int b) { return a + static_cast<int>(random() % (b - a + 1)); };
+  for (int i = 0; i < 100000; ++i) {
+    Sm90Walk w = {};
+    w.lower[1] = draw(-20, 10), w.offset[1] = draw(1, 5), w.count[1] = draw(0, 8), w.outs[1] = draw(0, 200);
+    const int extent = draw(1, 80), width = draw(0, 1) ? draw(1, 9) : 1 << draw(0, 8);
+    int64_t sum = 0;
+    int32_t first;
+    for (int32_t o = 0; o < w.outs[1]; o += width) sum += sm90_live_taps(w.lower[1], w.offset[1], w.count[1], extent, o, width, &first);
+    if (sum != sm90_sum_taps(w, 1, extent, width)) return false;
+  }
+  return true;
+}
+
+// generic op n c h k r u pad groups workspace: the kernel without tensor cores, and its splits.
+static int generic(char** argv) {
+  const auto v = [&](int i) { return std::atoll(argv[i]); };
+  Problem p;
+  if (!problem({v(2), v(3), v(4), v(4), v(5), v(6), v(6), v(7), v(8), v(8), 1, 1, false, v(9)}, static_cast<Op>(v(1)), &p)) return 1;
+  p.in_type = p.out_type = Type::kF32;
+  const Config c = select(p, true, v(10));
+  constexpr const char* kNames[] = {"wide", "medium", "split", "tiny", "narrow", "direct", "sm90"};
+  std::printf("%s x %d\n", kNames[static_cast<int>(c.kernel)], c.splits);
+  const int64_t outputs = p.batch * p.groups * p.imgs * p.ks * p.pixels();
+  return c.splits > 1 && c.splits * outputs * 4 > v(10) ? 6 : 0;
+}
+
 int main(int argc, char** argv) {
+  if (argc == 12) return generic(argv + 1);
   if (argc > 1) {  // one row of a table: op n c h k r u pad
     const auto v = [&](int i) { return std::atoll(argv[i]); };
     Problem p;
@@ -88,6 +119,10 @@ int main(int argc, char** argv) {
     if (c.kernel != Kernel::kSm90) std::printf("%s\n", c.sm90.reason ? c.sm90.reason : "no workspace");
     else std::printf("%dx%d%s%s%s\n", c.sm90.mb, c.sm90.nb, c.sm90.swap ? " swapped" : "", c.sm90.pw ? " boxes" : "", c.sm90.flat ? " flat" : "");
     return 0;
+  }
+  if (!sums_agree()) {
+    std::printf("sm90_sum_taps is wrong\n");
+    return 7;
   }
   std::mt19937 random(7);
   const auto draw = [&](int a, int b) { return a + static_cast<int>(random() % (b - a + 1)); };

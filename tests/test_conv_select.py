@@ -7,7 +7,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import jax
+import jax.export
 import pytest
+
+from jaxprims.conv import primitive
+from jaxprims.conv.params import ConvParams
 
 ROOT = Path(__file__).parent.parent
 FORWARD, INPUT_GRAD, WEIGHT_GRAD = 0, 1, 2
@@ -54,10 +59,87 @@ def test_tile(program, op, n, c, h, k, r, u, pad, tile):
     assert subprocess.run([str(program), *arguments], capture_output=True, text=True).stdout.strip() == tile
 
 
+def workspace(n, c, h, k, r, u, pad, groups=1, dtype="float32", batched=()):
+    """The bytes that conv_dw asks for; n and the batch axis B may be symbolic."""
+    params = ConvParams(
+        lhs_spec=(0, 3, 1, 2),
+        rhs_spec=(3, 2, 0, 1),
+        out_spec=(0, 3, 1, 2),
+        strides=(u, u),
+        padding=((pad, pad), (pad, pad)),
+        lhs_dilation=(1, 1),
+        rhs_dilation=(1, 1),
+        x_spatial=(h, h),
+        w_spatial=(r, r),
+        groups=groups,
+        x_batched=bool(batched),
+        y_batched=bool(batched),
+        w_batched=bool(batched),
+    )
+    x = jax.core.ShapedArray((*batched, n, h, h, c), dtype)
+    dy = jax.core.ShapedArray((*batched, n, *params.y_spatial, k), dtype)
+    return primitive._dw_workspace(params, x, dy)
+
+
+@pytest.mark.parametrize(
+    "op, n, c, h, k, r, u, pad, groups, kernel",
+    [
+        (FORWARD, 256, 64, 56, 64, 3, 1, 1, 1, "wide x 1"),
+        (FORWARD, 256, 2048, 14, 512, 3, 1, 1, 1, "medium x 1"),  # 18432 terms: a second level of sums
+    ],
+)
+def test_generic_kernel(program, op, n, c, h, k, r, u, pad, groups, kernel):
+    arguments = ["generic", *(str(a) for a in (op, n, c, h, k, r, u, pad, groups, 0))]
+    assert (
+        subprocess.run([str(program), *arguments], capture_output=True, text=True, check=True).stdout.strip() == kernel
+    )
+
+
+@pytest.mark.parametrize(
+    "n, c, h, k, r, u, pad, groups, kernel",
+    [
+        (256, 3, 224, 64, 7, 2, 3, 1, "medium x 392"),  # three tiles; 3.2 million terms, 8192 for each accumulator
+        (256, 64, 56, 64, 1, 1, 0, 1, "medium x 264"),  # one tile
+        (256, 64, 56, 64, 3, 1, 1, 1, "wide x 98"),
+        (256, 256, 14, 256, 3, 1, 1, 1, "wide x 7"),
+        (256, 2048, 7, 1000, 1, 1, 0, 1, "wide x 2"),
+        (256, 256, 56, 2, 1, 1, 0, 1, "narrow x 132"),
+        (256, 96, 112, 96, 3, 1, 1, 96, "direct x 28"),  # 25 would leave most of a sixth round idle
+        (4, 8, 8, 8, 3, 1, 1, 1, "narrow x 1"),
+    ],
+)
+def test_weight_gradient_is_split(program, n, c, h, k, r, u, pad, groups, kernel):
+    """No block alone has the sum over all pixels, where the reduction is long."""
+    space = workspace(n, c, h, k, r, u, pad, groups)
+    arguments = ["generic", *(str(a) for a in (WEIGHT_GRAD, n, c, h, k, r, u, pad, groups, space))]
+    assert (
+        subprocess.run([str(program), *arguments], capture_output=True, text=True, check=True).stdout.strip() == kernel
+    )
+
+
+def test_workspace_is_bounded():
+    """Below 64 MiB whatever the sizes, some of them symbolic; none where a reduction is short."""
+    (n, b) = jax.export.symbolic_shape("n, b")
+    sizes = [1, 3, 8, 64, 1000, 4096]
+    for c in sizes:
+        for k in sizes:
+            for r in (1, 3, 11):
+                for images, batched in ((1, ()), (4096, ()), (n, ()), (64, (b,)), (n, (b,)), (256, (1000,))):
+                    for dtype in ("float32", "bfloat16"):
+                        space = workspace(images, c, 224, k, r, 1, r // 2, dtype=dtype, batched=batched)
+                        assert isinstance(space, int) and 0 <= space < 64 << 20
+    assert workspace(256, 3, 224, 64, 7, 2, 3) > 0
+    assert workspace(n, 3, 224, 64, 7, 2, 3) > 0
+    assert workspace(n, 3, 224, 64, 7, 2, 3, batched=(b,)) > 0
+    assert workspace(256, 64, 56, 64, 1, 1, 0, groups=64) > 0
+    assert workspace(1, 8, 8, 8, 3, 1, 1) == 0
+    assert workspace(0, 8, 64, 8, 3, 1, 1) == 0
+    assert workspace(256, 4096, 7, 4096, 1, 1, 0) == 0  # the result alone is 64 MiB
+    assert workspace(1, 8, 8, 8, 3, 1, 1, dtype="bfloat16") == primitive._SM90_WORKSPACE
+
+
 def test_workspace_agrees(program):
     """cuda/conv/sm90.h and jaxprims/conv/primitive.py declare the same number of bytes."""
-    from jaxprims.conv import primitive
-
     text = (ROOT / "cuda" / "conv" / "sm90.h").read_text()
     value = {
         name: int(line.split("=")[1].split(";")[0])
@@ -66,4 +148,7 @@ def test_workspace_agrees(program):
         if line.startswith(f"constexpr int {name} =")
     }
     assert "2} * kSm90Workers * kSm90Chunks * 64 * 64 * 4;" in text
+    select = (ROOT / "cuda" / "conv" / "select.h").read_text()
+    assert f"constexpr int64_t kSplitTerms = {primitive._SPLIT_TERMS};" in select
+    assert f"constexpr int64_t kSerial = {primitive._SPLIT_SERIAL};" in select
     assert primitive._SM90_WORKSPACE == 2 * value["kSm90Workers"] * value["kSm90Chunks"] * 64 * 64 * 4

@@ -74,6 +74,19 @@ def test_vmap_is_one_call_and_broadcasts_no_unbatched_operand(case: Case):
         assert copies(text) == [], f"operand {picked}"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_split_weight_gradient_is_one_custom_call(dtype: str):
+    """Its workspace is a second result of the call, of bytes, and nothing else."""
+    x, w = (jax.ShapeDtypeStruct(s, dtype) for s in ((8, 64, 64, 8), (3, 3, 8, 16)))
+    numbers = ("NHWC", "HWIO", "NHWC")
+    f = jax.grad(lambda w, x: jaxprims.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=numbers).sum())
+    text = lowered(f, w, x)
+    assert targets(text) == ["conv_dw"]
+    results = re.search(r"custom_call @jaxprims_conv_dw.*-> \((.*)\)", text)
+    assert results and re.fullmatch(r"tensor<3x3x8x16x\w+>, tensor<\d+xui8>", results.group(1))
+    assert copies(text) == []
+
+
 def test_the_reference_holds_no_custom_call():
     x = jnp.ones((2, 4, 4, 3))
     with jaxprims.use("reference"):

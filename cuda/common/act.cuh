@@ -43,7 +43,7 @@ __device__ inline float act_apply(Act code, float z) {
     case Act::kGeluExact: return 0.5f * z * erfcf(-z * 0.70710678118654752440f);
     case Act::kSoftplus: return softplus(z);
     case Act::kHardSigmoid: return clip(z + 3.f, 0.f, 6.f) / 6.f;
-    case Act::kHardSilu: return z * clip(z + 3.f, 0.f, 6.f) / 6.f;
+    case Act::kHardSilu: return z * (clip(z + 3.f, 0.f, 6.f) / 6.f);  // z * 6 could overflow
     case Act::kHardTanh: return clip(z, -1.f, 1.f);
     case Act::kMish: return z * tanhf(softplus(z));
     case Act::kSoftSign: return z / (1.f + fabsf(z));

@@ -8,6 +8,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstdint>
 
 namespace jaxprims {
@@ -86,10 +87,22 @@ inline void* driver_function(const char* name) {
   return e == cudaSuccess && found == cudaDriverEntryPointSuccess ? f : nullptr;
 }
 
+// The same, asked until the driver answers; two threads that ask at once find the same.
+template <class F>
+F remembered(std::atomic<F>& known, const char* name) {
+  F f = known.load(std::memory_order_relaxed);
+  if (f == nullptr) {
+    f = reinterpret_cast<F>(driver_function(name));
+    known.store(f, std::memory_order_relaxed);
+  }
+  return f;
+}
+
 // Array of 16-bit elements, 128-byte swizzle: extents, strides in bytes of axes 1.., box. False: refused.
 inline bool encode_tiled(CUtensorMap* map, CUtensorMapDataType type, int rank, const void* data, const uint64_t* extent,
                          const uint64_t* stride, const uint32_t* box) {
-  static const EncodeTiled encode = reinterpret_cast<EncodeTiled>(driver_function("cuTensorMapEncodeTiled"));
+  static std::atomic<EncodeTiled> known{nullptr};
+  const EncodeTiled encode = remembered(known, "cuTensorMapEncodeTiled");
   const cuuint32_t ones[5] = {1, 1, 1, 1, 1};
   cuuint64_t dims[5], steps[5];
   cuuint32_t boxes[5];
@@ -105,7 +118,8 @@ inline bool encode_tiled(CUtensorMap* map, CUtensorMapDataType type, int rank, c
 inline bool encode_im2col(CUtensorMap* map, CUtensorMapDataType type, int spatial, const void* data, uint64_t c,
                           const uint64_t* extent, uint64_t n, const int* lower, const int* upper, const uint32_t* stride,
                           uint32_t pixels) {
-  static const EncodeIm2col encode = reinterpret_cast<EncodeIm2col>(driver_function("cuTensorMapEncodeIm2col"));
+  static std::atomic<EncodeIm2col> known{nullptr};
+  const EncodeIm2col encode = remembered(known, "cuTensorMapEncodeIm2col");
   cuuint64_t dims[5] = {c}, steps[5] = {2 * c};
   cuuint32_t strides[5] = {1, 1, 1, 1, 1};
   for (int i = 0; i < spatial; ++i) {

@@ -110,7 +110,7 @@ inline DwAxis dw_axis(const Axis& a) {
 struct DwPiece {
   int32_t f = 0, base = 0, count = 0, first = 0, step = 1, T = 0;
 };
-JAXPRIMS_HD inline DwPiece dw_piece(const DwAxis& d, int32_t f) {
+CONV_HD inline DwPiece dw_piece(const DwAxis& d, int32_t f) {
   DwPiece r;
   const int32_t residue = f / d.axis.phases;
   const Phase p = phase_of(d.axis, f - residue * d.axis.phases);

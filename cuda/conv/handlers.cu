@@ -80,15 +80,20 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
   }
   if (p.empty()) return ok();  // no output; an empty sum still runs and writes zeros
   const int64_t workspace = has_workspace ? out[1].size() : 0;
+  void* workspace_data = has_workspace ? out[1].data : nullptr;
   if (p.groups > 1) {
     const conv::DwPlan depthwise = conv::depthwise_plan(p, workspace);
     if (depthwise.reason == nullptr)
-      return status(op, conv::depthwise_launch(p, depthwise, has_workspace ? out[1].data : nullptr, stream));
+      return status(op, conv::depthwise_launch(p, depthwise, workspace_data, stream));
   }
-  const conv::Config config = conv::select(p, conv::sm90_usable(), workspace);
-  if (config.kernel == conv::Kernel::kSm90)
-    return status(op, conv::sm90_launch(p, config.sm90, has_workspace ? out[1].data : nullptr, stream));
-  return status(op, conv::launch(p, config, stream));
+  conv::Config config = conv::select(p, p.in_type != conv::Type::kF32 && conv::sm90_usable(), workspace);
+  if (config.kernel == conv::Kernel::kSm90) {
+    const cudaError_t e = conv::sm90_launch(p, config.sm90, workspace_data, stream);
+    if (e != cudaErrorInvalidValue) return status(op, e);
+    (void)cudaGetLastError();  // the driver takes no tensor map of these arrays: the kernels without one do
+    config = conv::select(p, false, workspace);
+  }
+  return status(op, conv::launch(p, config, workspace_data, stream));
 }
 
 ffi::Error run_conv(cudaStream_t s, Buffers in, Buffers out, ConvConfig c) {

@@ -1,6 +1,7 @@
-// The launches of implicit_gemm.cuh: three element types x five tiles, and the direct kernel.
+// The launches of implicit_gemm.cuh and direct.cuh: three element types x five tiles, the direct kernel, and the sum of the splits.
 #include "conv/implicit_gemm.h"
 
+#include "conv/direct.cuh"
 #include "conv/implicit_gemm.cuh"
 
 namespace jaxprims {
@@ -20,11 +21,19 @@ void launch_blocks(const Args& a, int64_t first, unsigned blocks, cudaStream_t s
   }
 }
 
+// The workspace holds two results or more and is below 2^31 bytes, so one grid is enough.
+template <class T>
+void add_splits(const Args& a, cudaStream_t stream) {
+  const unsigned blocks = static_cast<unsigned>(ceil_div(a.outputs, kAddOutputs));
+  conv_add<T><<<blocks, kAddOutputs * kAddThreads, 0, stream>>>(a.workspace, static_cast<T*>(a.p.out_data), a.outputs, a.c.splits);
+}
+
 }  // namespace
 
-cudaError_t launch(const Problem& p, const Config& c, cudaStream_t stream) {
+cudaError_t launch(const Problem& p, const Config& c, void* workspace, cudaStream_t stream) {
   int64_t blocks = 0;
-  const Args a = make_args(p, c, &blocks);
+  if (c.splits > 1 && workspace == nullptr) return cudaErrorInvalidValue;
+  const Args a = make_args(p, c, workspace, &blocks);
   constexpr int64_t kGrid = int64_t{1} << 30;  // a grid has fewer than 2^31 blocks: more go in further launches
   for (int64_t first = 0; first < blocks; first += kGrid) {
     const unsigned n = static_cast<unsigned>(blocks - first < kGrid ? blocks - first : kGrid);
@@ -35,6 +44,13 @@ cudaError_t launch(const Problem& p, const Config& c, cudaStream_t stream) {
     }
     const cudaError_t e = cudaGetLastError();
     if (e != cudaSuccess) return e;
+  }
+  if (c.splits > 1) {
+    switch (p.out_type) {
+      case Type::kF32: add_splits<float>(a, stream); break;
+      case Type::kF16: add_splits<__half>(a, stream); break;
+      case Type::kBF16: add_splits<__nv_bfloat16>(a, stream); break;
+    }
   }
   return cudaGetLastError();
 }

@@ -6,10 +6,11 @@
 // Layout   any: addresses are 64-bit sums of index * stride. select.h picks which index neighbouring threads walk along.
 // Work     conv_gemm: one block = one tile of  rows (img, o'..) x channels k  of one phase (index.h), group and batch. The
 //          tiles of `in` and `w` are gathered from global memory while the block multiplies the previous ones: nothing is
-//          unfolded in memory, no workspace, and no product with a zero of a dilation is formed. Row r of a tile has a
-//          start address and input index, step k of the reduction an offset to both, so an element costs three additions,
-//          three range checks (the padding) and a load.
-//          conv_direct: groups of a few channels (depthwise): a thread sums one output, or a fixed share of its sum.
+//          unfolded in memory, and no product with a zero of a dilation is formed. Row r of a tile has a start address and
+//          input index, step k of the reduction an offset to both, so an element costs three additions, three range checks
+//          (the padding) and a load. Groups of a few channels have a kernel without tiles: direct.cuh.
+//          Weight gradients have few outputs with long sums: `splits` blocks take one tile's k-tiles by turns of equal length
+//          and write their sums to workspace[split][output]; conv_add adds them.
 // Order    sums run in a fixed order, the shares of a sum are added in a fixed order: the same bits in every run.
 // Cost     2 * outputs * taps * channels flops outside tensor cores; bound: FMA, and the gather's integer work.
 #pragma once
@@ -35,6 +36,8 @@ struct Args {
   uint32_t m_outer;
   FastDiv rows1, rows2;         // outputs of a phase along axes 1 and 2
   FastDiv per_image, all_k, pixels, o1, o2, group_k;  // direct: how a block's outputs are numbered
+  int64_t outputs;              // of one split
+  float* workspace;             // splits x outputs sums; null where there is one split
 };
 
 // a becomes a / n, the rest is returned. 32-bit where that is enough: 64-bit division is a long subroutine.
@@ -64,6 +67,12 @@ __device__ __forceinline__ void finish(const Problem& p, int64_t batch, int64_t 
   else static_cast<__nv_bfloat16*>(p.out_data)[at] = from_float<__nv_bfloat16>(v);
 }
 
+// One output, or one split's part of it.
+__device__ __forceinline__ void finish_or_part(const Args& a, int64_t split, int64_t batch, int64_t k, int64_t at, float v) {
+  if (a.workspace != nullptr) a.workspace[split * a.outputs + batch * a.p.out.b + at] = v;
+  else finish(a.p, batch, k, at, v);
+}
+
 // ---- tiles -----------------------------------------------------------------------------------------------------------
 
 // A block's tile is M x N with K steps at a time; a thread owns TM x TN outputs; Split groups of threads own the whole tile
@@ -76,11 +85,15 @@ struct Shape {
   static constexpr int kPitchA = M + 4, kPitchB = N + 4, kPitchC = N + 1;               // padding: fewer bank conflicts
   static constexpr int kStage = K * (kPitchA + kPitchB);                                // floats of one stage
   static constexpr int kMinBlocks = Split == 8 ? 1 : 2;  // the split tile is for few blocks: it may use more registers
+  static constexpr bool kTwoLevels = TM * TN <= 16 || kMinBlocks == 1;  // see kFlush; Wide has no registers for it
   static constexpr int kFloats = 2 * kStage > M * kPitchC ? 2 * kStage : M * kPitchC;
   static_assert(kThreads == 256, "the launch and the loaders count on 256 threads");
   static_assert(kThreads % K == 0 && kThreads % M == 0 && M * K % kThreads == 0, "a loader pass covers whole rows of the tile");
   static_assert(kThreads % N == 0 && K % Split == 0 && TM % 4 == 0, "thread tiles divide the tile");
 };
+// A long sum is two levels of sums: every so many k-tiles a thread adds what it has to a second set of registers.
+constexpr int kFlush = 64;
+
 using Wide = Shape<128, 64, 16, 8, 4, 1>;
 using Medium = Shape<64, 64, 16, 4, 4, 1>;
 using Split = Shape<32, 32, 64, 8, 4, 8>;
@@ -89,13 +102,14 @@ using Narrow = Shape<128, 8, 16, 4, 4, 4>;
 
 // What all threads of a block share: its place and its phase.
 struct BlockInfo {
-  int64_t batch, group, n0;       // n0: first output channel of the tile
+  int64_t batch, split, group, n0;  // n0: first output channel of the tile
   uint32_t m_outer0, m_inner0;    // the tile's first row
   int32_t f[kMaxSpatial];
   Phase phase[kMaxSpatial];
   FastDiv k_inner, taps1, taps2;  // extent of the faster reduction index; taps of the phase along axes 1 and 2
   uint32_t k_outer;               // extent of the slower one
-  int64_t k_tiles;
+  uint32_t k_outer0, k_inner0;    // the split's first step
+  int64_t k_tiles;                // of the split
 };
 
 template <int M, int K>
@@ -113,6 +127,7 @@ __device__ inline void place_block(const Args& a, int64_t id, int tile_m, int ti
   s.group = take(id, p.groups);
   for (int i = kMaxSpatial - 1; i >= 0; --i) s.f[i] = static_cast<int32_t>(take(id, a.phases[i]));
   int64_t m0 = take(id, a.tiles_m) * tile_m;
+  s.split = take(id, a.c.splits);
   s.batch = id;
   s.m_inner0 = static_cast<uint32_t>(take(m0, a.m_inner.d));
   s.m_outer0 = static_cast<uint32_t>(m0);
@@ -124,6 +139,14 @@ __device__ inline void place_block(const Args& a, int64_t id, int tile_m, int ti
   s.k_inner = FastDiv(inner > 0 ? static_cast<uint32_t>(inner) : 1u);
   s.k_outer = static_cast<uint32_t>(total == 0 ? 0 : a.c.k_ch_fast ? taps : p.chs);
   s.k_tiles = (total + K - 1) / K;
+  s.k_outer0 = s.k_inner0 = 0;
+  if (a.c.splits > 1) {
+    const int64_t per = (s.k_tiles + a.c.splits - 1) / a.c.splits, from = s.split * per;
+    s.k_tiles = from >= s.k_tiles ? 0 : from + per <= s.k_tiles ? per : s.k_tiles - from;
+    int64_t step = from * K;
+    s.k_inner0 = static_cast<uint32_t>(take(step, s.k_inner.d));
+    s.k_outer0 = static_cast<uint32_t>(step);
+  }
 }
 
 // Row m of the tile: its image and output pixel, where it starts in `in` and where it is written.
@@ -282,7 +305,7 @@ __global__ void __launch_bounds__(256, S::kMinBlocks) conv_gemm(const __grid_con
   __syncthreads();
   for (int m = tid; m < S::M; m += 256) place_row<S::M, S::K>(a, info, m, offsets);
   // The steps of the reduction are placed one stage ahead of the loads, by the first K threads.
-  uint32_t k_outer0 = 0, k_inner0 = 0;
+  uint32_t k_outer0 = info.k_outer0, k_inner0 = info.k_inner0;
   const auto place_steps = [&](int stage) {
     if (tid < S::K) {
       place_step<S::M, S::K>(a, info, k_outer0, k_inner0, tid, stage, offsets);
@@ -298,8 +321,8 @@ __global__ void __launch_bounds__(256, S::kMinBlocks) conv_gemm(const __grid_con
 
   const int part = tid / S::kGroup, slot = tid % S::kGroup;
   const int m = slot / (S::N / S::TN) * S::TM, n = slot % (S::N / S::TN) * S::TN;
-  float acc[S::TM][S::TN] = {};
-  if (k_tiles > 0) {  // a phase without taps has nothing to add
+  float acc[S::TM][S::TN] = {}, high[S::kTwoLevels ? S::TM : 1][S::kTwoLevels ? S::TN : 1] = {};
+  if (k_tiles > 0) {  // a phase without taps, and a split past the end, have nothing to add
     T ra[S::kA], rb[S::kB];
     place_steps(0);
     __syncthreads();
@@ -316,11 +339,25 @@ __global__ void __launch_bounds__(256, S::kMinBlocks) conv_gemm(const __grid_con
       float* da = tile + next * S::kStage;
       if (t + 1 < k_tiles) store_tiles<T, S>(a.c, da, da + S::K * S::kPitchA, ra, rb);
       __syncthreads();
+      if constexpr (S::kTwoLevels) {
+        if (t % kFlush == kFlush - 1) {
+#pragma unroll
+          for (int i = 0; i < S::TM; ++i)
+#pragma unroll
+            for (int j = 0; j < S::TN; ++j) high[i][j] += acc[i][j], acc[i][j] = 0.f;
+        }
+      }
     }
   } else {
     __syncthreads();  // the rows
   }
 
+  if constexpr (S::kTwoLevels) {
+#pragma unroll
+    for (int i = 0; i < S::TM; ++i)
+#pragma unroll
+      for (int j = 0; j < S::TN; ++j) acc[i][j] += high[i][j];
+  }
   // The sums go through shared memory, so that the stores are neighbours in memory; the parts are added in order.
   for (int s = 0; s < S::Split; ++s) {
     if (part == s) {
@@ -334,121 +371,48 @@ __global__ void __launch_bounds__(256, S::kMinBlocks) conv_gemm(const __grid_con
     }
     __syncthreads();
   }
-  const int64_t batch = info.batch, group = info.group;
+  const int64_t batch = info.batch, group = info.group, split = info.split;
 #pragma unroll 1
   for (int i = tid; i < S::M * S::N; i += 256) {
     const int row = a.c.out_k_fast ? i / S::N : i % S::M, col = a.c.out_k_fast ? i % S::N : i / S::M;
     const int64_t at = offsets.row_out[row], k = n0 + col;
     if (at != INT64_MIN && k < p.ks)
-      finish(p, batch, group * p.ks + k, at + group * p.out.g + k * p.out.channel, tile[row * S::kPitchC + col]);
+      finish_or_part(a, split, batch, group * p.ks + k, at + group * p.out.g + k * p.out.channel, tile[row * S::kPitchC + col]);
   }
 }
 
-// ---- direct ----------------------------------------------------------------------------------------------------------
+// ---- the splits' sum ---------------------------------------------------------------------------------------------------
 
-// One output, or one of `parts` interleaved shares of it, straight from global memory.
+// out[i] = sum over s of workspace[s][i]. A block has 32 neighbouring outputs; eight threads per output take every eighth split,
+// and theirs are added in order.
+constexpr int kAddOutputs = 32, kAddThreads = 8;
 template <class T>
-__device__ inline float sum_direct(const Args& a, const T* in, const T* w, const int32_t (&start)[kMaxSpatial],
-                                   const Phase (&phase)[kMaxSpatial], int part, int parts) {
-  const Problem& p = a.p;
-  float acc = 0.f;
-  if (parts == 1) {
-    for (int j0 = 0; j0 < phase[0].count; ++j0) {
-      const int32_t i0 = start[0] + j0 * p.axis[0].j_step;
-      if (static_cast<uint32_t>(i0) >= static_cast<uint32_t>(p.axis[0].I)) continue;
-      const int64_t in0 = i0 * p.in.s[0], w0 = (phase[0].first + int64_t{j0} * p.axis[0].r_stride) * p.w.s[0];
-      for (int j1 = 0; j1 < phase[1].count; ++j1) {
-        const int32_t i1 = start[1] + j1 * p.axis[1].j_step;
-        if (static_cast<uint32_t>(i1) >= static_cast<uint32_t>(p.axis[1].I)) continue;
-        const int64_t in1 = in0 + i1 * p.in.s[1], w1 = w0 + (phase[1].first + int64_t{j1} * p.axis[1].r_stride) * p.w.s[1];
-        for (int j2 = 0; j2 < phase[2].count; ++j2) {
-          const int32_t i2 = start[2] + j2 * p.axis[2].j_step;
-          if (static_cast<uint32_t>(i2) >= static_cast<uint32_t>(p.axis[2].I)) continue;
-          const T* pi = in + in1 + i2 * p.in.s[2];
-          const T* pw = w + w1 + (phase[2].first + int64_t{j2} * p.axis[2].r_stride) * p.w.s[2];
-          for (int64_t ch = 0; ch < p.chs; ++ch) acc = fmaf(to_float(pi[ch * p.in.channel]), to_float(pw[ch * p.w.channel]), acc);
-        }
-      }
-    }
-    return acc;
+__global__ void __launch_bounds__(256) conv_add(const float* workspace, T* out, int64_t outputs, int splits) {
+  __shared__ float sums[kAddThreads][kAddOutputs];
+  const int lane = threadIdx.x % kAddOutputs, row = threadIdx.x / kAddOutputs;
+  const int64_t at = int64_t{blockIdx.x} * kAddOutputs + lane;
+  float sum = 0.f;
+  if (at < outputs) {
+#pragma unroll 4
+    for (int s = row; s < splits; s += kAddThreads) sum += workspace[s * outputs + at];
   }
-  const int64_t taps = int64_t{phase[0].count} * phase[1].count * phase[2].count, total = taps * p.chs;
-  if (total == 0) return acc;
-  const FastDiv taps1(phase[1].count), taps2(phase[2].count);
-  const FastDiv k_inner(static_cast<uint32_t>(a.c.k_ch_fast ? p.chs : taps));
-  const uint32_t k_outer = static_cast<uint32_t>(a.c.k_ch_fast ? taps : p.chs);
-  uint32_t outer = 0, inner = part;
-  for (int64_t t = part; t < total; t += parts) {
-    const Step k = step_at(k_inner, taps1, taps2, k_outer, a.c.k_ch_fast, outer, inner);
-    const int32_t i0 = start[0] + k.j[0] * p.axis[0].j_step, i1 = start[1] + k.j[1] * p.axis[1].j_step,
-                  i2 = start[2] + k.j[2] * p.axis[2].j_step;
-    if (inside(p, make_int4(i0, i1, i2, 0), make_int4(0, 0, 0, 0))) {
-      const float x = to_float(in[k.ch * p.in.channel + i0 * p.in.s[0] + i1 * p.in.s[1] + i2 * p.in.s[2]]);
-      int64_t at = k.ch * p.w.channel;
-      for (int i = 0; i < kMaxSpatial; ++i) at += (phase[i].first + int64_t{k.j[i]} * p.axis[i].r_stride) * p.w.s[i];
-      acc = fmaf(x, to_float(w[at]), acc);
-    }
-    uint32_t q, r;
-    k_inner.divmod(inner + parts, q, r);
-    outer += q;
-    inner = r;
-  }
-  return acc;
-}
-
-template <class T>
-__global__ void __launch_bounds__(256) conv_direct(const __grid_constant__ Args a, int64_t first_block) {
-  __shared__ float shares[256];
-  const Problem& p = a.p;
-  const int lanes = a.c.lanes, parts = 256 / lanes;
-  const int lane = threadIdx.x % lanes, part = threadIdx.x / lanes;
-  int64_t batch = first_block + blockIdx.x;
-  int64_t img0 = take(batch, a.tiles_m) * lanes;
-  const uint32_t in_image = static_cast<uint32_t>(take(img0, a.per_image.d)) + lane;
-  uint32_t img, y, pixel, kk, group, k, o[kMaxSpatial], rest;
-  a.per_image.divmod(in_image, img, y);
-  if (a.c.out_k_fast) a.all_k.divmod(y, pixel, kk);
-  else a.pixels.divmod(y, kk, pixel);
-  a.group_k.divmod(kk, group, k);
-  a.o2.divmod(pixel, rest, o[2]);
-  a.o1.divmod(rest, o[0], o[1]);
-  const int64_t image = img0 + img;
-  const bool valid = image < p.imgs;
-
-  float acc = 0.f;
-  int64_t at = p.out.offset + group * p.out.g + image * p.out.outer + k * p.out.channel;
-  if (valid) {
-    int32_t start[kMaxSpatial];
-    Phase phase[kMaxSpatial];
-    for (int i = 0; i < kMaxSpatial; ++i) {
-      const Axis& x = p.axis[i];
-      const int32_t f = x.phases == 1 ? 0 : static_cast<int32_t>(o[i]) % x.phases;
-      phase[i] = phase_of(x, f);
-      start[i] = (static_cast<int32_t>(o[i]) - f) / x.phases * x.o_step + phase[i].base;
-      at += o[i] * p.out.s[i];
-    }
-    const T* in = static_cast<const T*>(p.in_data) + p.in.offset + batch * p.in.b + group * p.in.g + image * p.in.outer;
-    const T* w = static_cast<const T*>(p.w_data) + p.w.offset + batch * p.w.b + group * p.w.g + k * p.w.outer;
-    acc = sum_direct(a, in, w, start, phase, part, parts);
-  }
-  if (parts > 1) {  // the shares are added pairwise, always the same pairs
-    shares[threadIdx.x] = acc;
-    for (int half = parts / 2; half > 0; half /= 2) {
-      __syncthreads();
-      if (part < half) shares[threadIdx.x] += shares[threadIdx.x + half * lanes];
-    }
-    if (part == 0) acc = shares[threadIdx.x];
-  }
-  if (valid && part == 0) finish(p, batch, int64_t{group} * p.ks + k, at, acc);
+  sums[row][lane] = sum;
+  __syncthreads();
+  if (row > 0 || at >= outputs) return;
+#pragma unroll
+  for (int r = 1; r < kAddThreads; ++r) sum += sums[r][lane];
+  out[at] = from_float<T>(sum);
 }
 
 // ---- host ------------------------------------------------------------------------------------------------------------
 
 // Everything of a launch but the launch; *blocks is the number of blocks in all.
-inline Args make_args(const Problem& p, const Config& c, int64_t* blocks) {
+inline Args make_args(const Problem& p, const Config& c, void* workspace, int64_t* blocks) {
   Args a;
   a.p = p;
   a.c = c;
+  a.workspace = c.splits > 1 ? static_cast<float*>(workspace) : nullptr;
+  a.outputs = p.batch * p.groups * p.imgs * p.ks * p.pixels();
   const auto div = [](int64_t d) { return FastDiv(static_cast<uint32_t>(d > 0 ? d : 1)); };
   for (int i = 0; i < kMaxSpatial; ++i) a.phases[i] = live_phases(p.axis[i]);
   if (c.kernel == Kernel::kDirect) {
@@ -457,7 +421,7 @@ inline Args make_args(const Problem& p, const Config& c, int64_t* blocks) {
     a.o1 = div(p.axis[1].O), a.o2 = div(p.axis[2].O);
     a.tiles_n = 1;
     a.tiles_m = ceil_div(p.imgs * per_image, c.lanes);
-    *blocks = a.tiles_m * p.batch;
+    *blocks = a.tiles_m * c.splits * p.batch;
     return a;
   }
   const Tile t = tile_of(c.kernel);
@@ -466,7 +430,7 @@ inline Args make_args(const Problem& p, const Config& c, int64_t* blocks) {
   a.m_inner = div(c.m_img_fast ? p.imgs : p.phase_pixels());
   a.m_outer = static_cast<uint32_t>(c.m_img_fast ? p.phase_pixels() : p.imgs);
   a.rows1 = div(p.axis[1].rows), a.rows2 = div(p.axis[2].rows);
-  *blocks = tile_blocks(p, c.kernel);
+  *blocks = tile_blocks(p, c.kernel) * c.splits;
   return a;
 }
 

@@ -6,6 +6,7 @@
 
 namespace jaxprims {
 namespace conv {
-cudaError_t launch(const Problem& p, const Config& c, cudaStream_t stream);
+// workspace: where c.splits is above 1, that many results in float32.
+cudaError_t launch(const Problem& p, const Config& c, void* workspace, cudaStream_t stream);
 }  // namespace conv
 }  // namespace jaxprims

@@ -13,9 +13,9 @@
 #include <cstdint>
 
 #ifdef __CUDACC__
-#define JAXPRIMS_HD __host__ __device__
+#define CONV_HD __host__ __device__
 #else
-#define JAXPRIMS_HD
+#define CONV_HD
 #endif
 
 namespace jaxprims {
@@ -44,7 +44,7 @@ inline int64_t gcd(int64_t a, int64_t b) {
   return a;
 }
 
-JAXPRIMS_HD inline int64_t floor_mod(int64_t a, int64_t n) {
+CONV_HD inline int64_t floor_mod(int64_t a, int64_t n) {
   const int64_t m = a % n;
   return m < 0 ? m + n : m;
 }
@@ -76,10 +76,10 @@ inline Axis make_axis(int64_t a, int64_t b, int64_t c, int64_t e, int64_t O, int
 }
 
 // Number of phases that have an output at all.
-JAXPRIMS_HD inline int32_t live_phases(const Axis& x) { return x.phases < x.O ? x.phases : x.O; }
+CONV_HD inline int32_t live_phases(const Axis& x) { return x.phases < x.O ? x.phases : x.O; }
 
 // Phase f: solve f*a + c + r*b = 0 modulo e for r.
-JAXPRIMS_HD inline Phase phase_of(const Axis& x, int32_t f) {
+CONV_HD inline Phase phase_of(const Axis& x, int32_t f) {
   Phase p;
   const int64_t t = static_cast<int64_t>(f) * x.a + x.c;
   if (x.e == 1) {

@@ -28,6 +28,7 @@ struct Config {
   bool b_k_fast = false;    // threads load `w` along the reduction, else along the output channels
   bool out_k_fast = true;   // threads store along the output channels, else along the rows
   int lanes = 256;          // direct: outputs per block; 256 / lanes threads share one output's reduction
+  int splits = 1;           // weight gradient: blocks that share one tile's reduction; their sums meet in the workspace
   Sm90Plan sm90;            // kSm90: the tile; else why not
 };
 
@@ -44,10 +45,47 @@ constexpr Tile tile_of(Kernel k) {
   }
 }
 
+constexpr int tile_sharing(Kernel k) {  // groups of threads that share a block's reduction
+  switch (k) {
+    case Kernel::kSplit: return 8;
+    case Kernel::kTiny: return 16;
+    case Kernel::kNarrow: return 4;
+    default: return 1;
+  }
+}
+
 inline int64_t tile_blocks(const Problem& p, Kernel k) {
   const Tile t = tile_of(k);
   const int64_t m = p.imgs * p.phase_pixels();
   return (m + t.m - 1) / t.m * ((p.ks + t.n - 1) / t.n) * p.phases() * p.groups * p.batch;
+}
+
+constexpr int64_t kSMs = 132;         // of an H200; fewer blocks than this leave multiprocessors idle
+constexpr int64_t kSerial = 8192;     // terms that one float32 accumulator should take
+constexpr int64_t kSplitTerms = 256;  // a split of fewer costs more than it saves
+
+// Splits that the workspace and the length of the reduction allow.
+inline int64_t most_splits(const Problem& p, int64_t workspace) {
+  if (p.op != Op::kWeightGrad || p.empty()) return 1;
+  const int64_t room = workspace / 4 / (p.batch * p.groups * p.imgs * p.ks * p.pixels()), useful = p.chs * p.taps() / kSplitTerms;
+  const int64_t most = room < useful ? room : useful;
+  return most < 1 ? 1 : most > (1 << 16) ? 1 << 16 : most;
+}
+// The splits of a kernel of so many blocks, whose blocks each hold `sharing` accumulators of one sum: enough that no accumulator
+// takes too many terms and two blocks run on each multiprocessor, a few more where that leaves the last round fuller.
+inline int best_splits(const Problem& p, int64_t blocks, int64_t sharing, int64_t most) {
+  constexpr int64_t kRound = 2 * kSMs;
+  const int64_t accurate = (p.chs * p.taps() + sharing * kSerial - 1) / (sharing * kSerial), fill = kRound / blocks;
+  int64_t best = accurate > fill ? accurate : fill;
+  best = best < 1 ? 1 : best > most ? most : best;
+  const auto share = [&](int64_t splits) {  // of the multiprocessors' time that is used
+    const int64_t n = blocks * splits;
+    return static_cast<double>(n) / static_cast<double>((n + kRound - 1) / kRound * kRound);
+  };
+  const int64_t least = best;
+  for (int64_t s = least + 1; s <= most && s <= least + 4; ++s)
+    if (share(s) > 1.1 * share(best)) best = s;
+  return static_cast<int>(best);
 }
 
 // An axis of extent 1 is never the contiguous one.
@@ -58,7 +96,6 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // sm90: whether a GPU is there that runs the Hopper kernels. workspace: bytes that the call was given.
 inline Config select(const Problem& p, bool sm90 = false, int64_t workspace = 0) {
-  constexpr int64_t kSMs = 132;  // of an H200; fewer blocks than this leave multiprocessors idle
   Config c;
   if (sm90) {
     c.sm90 = sm90_plan(p);
@@ -99,19 +136,28 @@ inline Config select(const Problem& p, bool sm90 = false, int64_t workspace = 0)
       c.out_k_fast = in_g <= in_s;
       c.lanes = c.out_k_fast ? 16 : 1;
       c.k_ch_fast = w_ch < w_s;
+      const int64_t blocks = (p.imgs * p.pixels() * p.ks * p.groups + c.lanes - 1) / c.lanes * p.batch;
+      c.splits = best_splits(p, blocks, 256 / c.lanes, most_splits(p, workspace));
     } else {
       c.out_k_fast = smaller(step(p.out.channel, p.ks), step(p.out.g, p.groups)) <= out_s;
       c.lanes = 256;
     }
     return c;
   }
-  // Fewer outputs want smaller tiles, so that all multiprocessors have work; the small tiles load more per product.
-  const bool tall = p.imgs * p.phase_pixels() > tile_of(Kernel::kMedium).m;
+  // Fewer outputs want smaller tiles, so that all multiprocessors have work; the small tiles load more per product. Splits are
+  // blocks, too.
+  const int64_t rows = p.imgs * p.phase_pixels(), most = most_splits(p, workspace);
+  const auto blocks = [&](Kernel k) { return tile_blocks(p, k) * most; };
+  // Wide has no second level of sums (implicit_gemm.cuh): not for sums too long even in splits.
+  const bool short_sums = p.chs * p.taps() / most <= 2 * kSerial;
+  const bool padded = most > 1 && (rows + 127) / 128 * 128 * 7 > (rows + 63) / 64 * 64 * 8;  // by over an eighth more than Medium
+  const bool tall = short_sums && !padded && rows > tile_of(Kernel::kMedium).m;
   if (p.ks <= 8) c.kernel = Kernel::kNarrow;  // a 64-wide tile would be empty by 7/8
-  else if (tall && tile_blocks(p, Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two per multiprocessor hide latency
-  else if (tile_blocks(p, Kernel::kMedium) >= kSMs) c.kernel = Kernel::kMedium;
-  else if (tile_blocks(p, Kernel::kSplit) >= kSMs * 2 / 3) c.kernel = Kernel::kSplit;
-  else c.kernel = Kernel::kTiny;  // such as the weight gradient of a first layer: 27 x 64 outputs, sums over all pixels
+  else if (tall && blocks(Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two per multiprocessor hide latency
+  else if (blocks(Kernel::kMedium) >= kSMs) c.kernel = Kernel::kMedium;
+  else if (blocks(Kernel::kSplit) >= kSMs * 2 / 3) c.kernel = Kernel::kSplit;
+  else c.kernel = Kernel::kTiny;  // such as a small weight gradient: 27 x 64 outputs, sums over all pixels
+  c.splits = best_splits(p, tile_blocks(p, c.kernel), tile_sharing(c.kernel), most);
   return c;
 }
 

@@ -7,6 +7,9 @@
 #pragma once
 #include <cuda_runtime.h>
 
+#include <atomic>
+#include <initializer_list>
+
 #include "common/fastdiv.h"
 #include "common/mma.cuh"
 #include "common/ptx.cuh"
@@ -210,24 +213,31 @@ inline int sm90_mode(const Problem& p, bool flat) {
   return flat ? kFlat : volume ? kVolume : kPlane;
 }
 
-// Lets a kernel have `bytes` of shared memory on the current device, once for each; `done` is the kernel's.
-inline cudaError_t sm90_allow(const void* kernel, int bytes, bool (&done)[64]) {
-  int device = 0;
-  cudaError_t e = cudaGetDevice(&device);
-  if (e != cudaSuccess || (device < 64 && done[device])) return e;
-  e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (e == cudaSuccess && device < 64) done[device] = true;
-  return e;
+// Lets a kernel have `bytes` of shared memory on the current device.
+inline cudaError_t sm90_allow(const void* kernel, int bytes) {
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
 }
 
-// Multiprocessors of the current device, asked once for each device.
+inline cudaError_t first_error(std::initializer_list<cudaError_t> errors) {
+  for (cudaError_t e : errors)
+    if (e != cudaSuccess) return e;
+  return cudaSuccess;
+}
+
+// Multiprocessors of the current device, asked once for each device. An answer that did not come is asked for again.
 inline int sm90_multiprocessors() {
-  static int known[64] = {};
+  static std::atomic<int> known[64] = {};
   int device = 0, count = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return kSm90Workers;
-  if (device < 64 && known[device] > 0) return known[device];
-  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess || count < 1) return kSm90Workers;
-  if (device < 64) known[device] = count;
+  if (cudaGetDevice(&device) != cudaSuccess || device < 0) {
+    (void)cudaGetLastError();
+    return kSm90Workers;
+  }
+  if (device < 64 && known[device].load(std::memory_order_relaxed) > 0) return known[device].load(std::memory_order_relaxed);
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess || count < 1) {
+    (void)cudaGetLastError();
+    return kSm90Workers;
+  }
+  if (device < 64) known[device].store(count, std::memory_order_relaxed);
   return count;
 }
 

@@ -120,7 +120,7 @@ inline bool sm90_hwio(int64_t k_step, int64_t c_step, const int64_t* s, int64_t 
 
 // The taps j that meet the array for an output in o .. o + width - 1 of one axis (stride 1): *first and how many. Where none
 // does, one, which reads zeros.
-JAXPRIMS_HD inline int32_t sm90_live_taps(int32_t lower, int32_t offset, int32_t count, int32_t extent, int32_t o, int32_t width,
+CONV_HD inline int32_t sm90_live_taps(int32_t lower, int32_t offset, int32_t count, int32_t extent, int32_t o, int32_t width,
                                           int32_t* first) {
   const int32_t low = lower + o, high = low + width - 1, room = extent - 1 - low;
   const int32_t from = high < 0 ? (offset - 1 - high) / offset : 0;
@@ -129,12 +129,22 @@ JAXPRIMS_HD inline int32_t sm90_live_taps(int32_t lower, int32_t offset, int32_t
   *first = from <= to ? from : 0;
   return from <= to ? to - from + 1 : 1;
 }
-// Their sum over an axis cut into boxes.
+// Their sum over an axis cut into boxes. Boxes inside see every tap, and are counted, not visited.
 inline int64_t sm90_sum_taps(const Sm90Walk& w, int axis, int32_t extent, int32_t width) {
+  const int32_t lower = w.lower[axis], offset = w.offset[axis], count = w.count[axis], outs = w.outs[axis];
+  // The last tap of output o is in the array for o <= full.
+  const int64_t full = int64_t{extent} - 1 - lower - (int64_t{count} - 1) * offset;
   int64_t sum = 0;
   int32_t first;
-  for (int32_t o = 0; o < w.outs[axis]; o += width)
-    sum += sm90_live_taps(w.lower[axis], w.offset[axis], w.count[axis], extent, o, width, &first);
+  for (int32_t o = 0; o < outs; o += width) {
+    if (count > 0 && lower + o + width > 0 && o <= full) {
+      const int64_t end = full < outs - 1 ? full : outs - 1, boxes = (end - o) / width + 1;
+      sum += boxes * count;
+      o += static_cast<int32_t>((boxes - 1) * width);
+    } else {
+      sum += sm90_live_taps(lower, offset, count, extent, o, width, &first);
+    }
+  }
   return sum;
 }
 inline int64_t sm90_ceil(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -244,6 +254,23 @@ inline Sm90Plan sm90_plan(const Problem& p) {
   // The weight gradient is shared evenly: per chunk of sums 128 (with columns of 192, 137), per chunk loaded from L2 140 to 150.
   constexpr Tile kWgradTiles[] = {
       {2, 4, false, 0, 0}, {2, 3, false, 0, 0}, {1, 4, false, 0, 0}, {1, 3, false, 0, 0}, {2, 4, true, 0, 0}, {1, 4, true, 0, 0}};
+  // Boxes of many images at few pixels: taps that fall into the padding for all of them are left out.
+  const auto phases = [&](const auto& visit) {
+    int32_t f[kMaxSpatial] = {0, 0, 0};
+    for (f[1] = 0; f[1] < p.axis[1].phases; ++f[1])
+      for (f[2] = 0; f[2] < p.axis[2].phases; ++f[2]) {
+        const Sm90Walk w = sm90_walk(p, plan.flip, f);
+        if (w.taps() > 0) visit(w);
+      }
+  };
+  int64_t all = 0, live1 = 0;
+  if (box) {
+    phases([&](const Sm90Walk& w) {
+      all += int64_t{w.outs[1]} * w.count[1] * w.outs[2] * w.count[2];
+      live1 += sm90_sum_taps(w, 1, p.axis[1].I, 1) * sm90_sum_taps(w, 2, p.axis[2].I, 1);
+    });
+  }
+  const bool padded = plan.strided || live1 * 100 < all * 95;
   int64_t best = std::numeric_limits<int64_t>::max();
   const auto consider = [&](const Tile& t) {
     int64_t cost;
@@ -258,21 +285,6 @@ inline Sm90Plan sm90_plan(const Problem& p) {
       const int64_t tiles = sm90_ceil(rows, t.swap ? t.nb : t.mb) * sm90_ceil(cols, t.swap ? t.mb : t.nb);
       const int pixels = 64 * (t.swap ? t.nb : t.mb);
       if (box) {
-        // Boxes of many images at few pixels: taps that fall into the padding for all of them are left out.
-        int64_t all = 0, live1 = 0;
-        int32_t f[kMaxSpatial] = {0, 0, 0};
-        const auto phases = [&](const auto& visit) {
-          for (f[1] = 0; f[1] < p.axis[1].phases; ++f[1])
-            for (f[2] = 0; f[2] < p.axis[2].phases; ++f[2]) {
-              const Sm90Walk w = sm90_walk(p, plan.flip, f);
-              if (w.taps() > 0) visit(w);
-            }
-        };
-        phases([&](const Sm90Walk& w) {
-          all += int64_t{w.outs[1]} * w.count[1] * w.outs[2] * w.count[2];
-          live1 += sm90_sum_taps(w, 1, p.axis[1].I, 1) * sm90_sum_taps(w, 2, p.axis[2].I, 1);
-        });
-        const bool padded = plan.strided || live1 * 100 < all * 95;
         for (int pn = 256; pn >= 8 && (padded || !im2col); pn /= 2) {
           if (pixels % pn != 0 || (pn > 8 && pn / 2 >= p.imgs)) continue;
           const int rest = pixels / pn, ph = rest % 4 == 0 ? (rest >= 16 ? 4 : 2) : 1, pw = rest / ph;

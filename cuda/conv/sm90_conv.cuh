@@ -366,6 +366,13 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_conv(const __grid_consta
 
 // ---- launch -----------------------------------------------------------------------------------------------------------------
 template <class T, int MB, int NB, bool Swap, bool Forward, int Phases>
+cudaError_t sm90_conv_prepare() {
+  using Tile = Sm90ConvTile<MB, NB, Swap>;
+  return sm90_allow(reinterpret_cast<const void*>(sm90_conv<T, Tile, Forward, Phases>), Tile::kBytes);
+}
+
+// sm90_conv_prepare has run on this device. cudaErrorInvalidValue: nothing was launched, see sm90_launch.h.
+template <class T, int MB, int NB, bool Swap, bool Forward, int Phases>
 cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_t stream) {
   using Tile = Sm90ConvTile<MB, NB, Swap>;
   Sm90ConvArgs<Phases> a;
@@ -451,9 +458,6 @@ cudaError_t sm90_conv_launch(const Problem& p, const Sm90Plan& plan, cudaStream_
   if (!encoded) return cudaErrorInvalidValue;
 
   const auto kernel = sm90_conv<T, Tile, Forward, Phases>;
-  static bool allowed[64] = {};
-  const cudaError_t e = sm90_allow(reinterpret_cast<const void*>(kernel), Tile::kBytes, allowed);
-  if (e != cudaSuccess) return e;
   const int sms = sm90_multiprocessors();
   const unsigned blocks = tiles < sms ? static_cast<unsigned>(tiles) : static_cast<unsigned>(sms);
   kernel<<<blocks, kSm90Threads, Tile::kBytes, stream>>>(a);

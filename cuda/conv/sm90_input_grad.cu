@@ -21,11 +21,24 @@ cudaError_t by_tile(const Problem& p, const Sm90Plan& plan, cudaStream_t stream)
   }
 }
 
+template <class T>
+cudaError_t prepare() {
+  return first_error({sm90_conv_prepare<T, 2, 1, false, false, 1>(),
+                      sm90_conv_prepare<T, 2, 2, false, false, 1>(),
+                      sm90_conv_prepare<T, 2, 3, false, false, 1>(),
+                      sm90_conv_prepare<T, 3, 2, false, false, 1>(),
+                      sm90_conv_prepare<T, 1, 4, true, false, 1>(),
+                      sm90_conv_prepare<T, 2, 2, false, false, kSm90Phases>(),
+                      sm90_conv_prepare<T, 1, 4, true, false, kSm90Phases>()});
+}
+
 }  // namespace
 
 cudaError_t sm90_input_grad(const Problem& p, const Sm90Plan& plan, cudaStream_t stream) {
   return p.in_type == Type::kF16 ? by_tile<__half>(p, plan, stream) : by_tile<__nv_bfloat16>(p, plan, stream);
 }
+
+cudaError_t sm90_prepare_input_grad() { return first_error({prepare<__half>(), prepare<__nv_bfloat16>()}); }
 
 }  // namespace conv
 }  // namespace jaxprims

@@ -284,6 +284,13 @@ __global__ void sm90_wgrad_add(const __grid_constant__ Sm90WgradArgs a) {
 
 // ---- launch -----------------------------------------------------------------------------------------------------------------
 template <class T, int MB, int NB, bool XRows>
+cudaError_t sm90_wgrad_prepare() {
+  using Tile = Sm90WgradTile<MB, NB, XRows>;
+  return sm90_allow(reinterpret_cast<const void*>(sm90_wgrad<T, Tile>), Tile::kBytes);
+}
+
+// sm90_wgrad_prepare has run on this device. cudaErrorInvalidValue: nothing was launched, see sm90_launch.h.
+template <class T, int MB, int NB, bool XRows>
 cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, void* workspace, cudaStream_t stream) {
   using Tile = Sm90WgradTile<MB, NB, XRows>;
   Sm90WgradArgs a;
@@ -322,9 +329,6 @@ cudaError_t sm90_wgrad_launch(const Problem& p, const Sm90Plan& plan, void* work
   if (!tma::encode_tiled(&a.dy, sm90_type<T>(), 2, p.w_data, extent, stride, box)) return cudaErrorInvalidValue;
 
   const auto kernel = sm90_wgrad<T, Tile>;
-  static bool allowed[64] = {};
-  const cudaError_t e = sm90_allow(reinterpret_cast<const void*>(kernel), Tile::kBytes, allowed);
-  if (e != cudaSuccess) return e;
   kernel<<<a.workers, kSm90Threads, Tile::kBytes, stream>>>(a);
   if (a.splits != 1) sm90_wgrad_add<T, Tile><<<a.tiles * Tile::kParts, dim3(128, a.workers >= 6 * a.tiles ? kAdders : 1), 0, stream>>>(a);
   return cudaGetLastError();

@@ -320,8 +320,34 @@ def _depthwise_workspace(p: ConvParams, x: Any, dy: Any) -> int:
     return size if size <= _MOST_WORKSPACE else 0
 
 
+_SPLIT_WORKSPACE = 32 << 20  # at most
+_SPLIT_TERMS, _SPLIT_SERIAL = 256, 8192  # kSplitTerms and kSerial of cuda/conv/select.h
+_SPLIT_OUTPUTS = 2 * 132 * 64 * 64  # tiles of 64 x 64 that fill a GPU
+
+
+def _split_workspace(p: ConvParams, x: Any, dy: Any) -> int:
+    """Bytes for the sums of the blocks that share a reduction: so many float32 results as splits fill a GPU and keep sums short.
+
+    0 where a reduction is too short to be shared, or the result too large. select.h takes what it gets, and needs no other number.
+    """
+    result = _w_result(p, x, dy)[0][0]
+    terms = [n for axis, n in enumerate(dy.shape[p.y_batched :]) if axis != p.out_spec[1]]
+    most = math.prod(terms) // _SPLIT_TERMS if is_static(*terms) else _SPLIT_WORKSPACE
+    if most < 2:
+        return 0
+    if not is_static(*result):
+        return _SPLIT_WORKSPACE
+    outputs = math.prod(result)
+    if outputs == 0:
+        return 0
+    splits = min(most, max(-(-_SPLIT_OUTPUTS // outputs), -(-most * _SPLIT_TERMS // _SPLIT_SERIAL)))
+    room = _SPLIT_WORKSPACE // (4 * outputs)
+    return 4 * outputs * min(splits, room) if min(splits, room) > 1 else 0
+
+
 def _dw_workspace(p: ConvParams, x: Any, dy: Any) -> int:
-    return max(_sm90_workspace(p, x, dy), _depthwise_workspace(p, x, dy))
+    """Bytes of the workspace of conv_dw, which one kernel or another uses: below 64 MiB."""
+    return max(f(p, x, dy) for f in (_sm90_workspace, _depthwise_workspace, _split_workspace))
 
 
 def _config(p: ConvParams, *_avals: Any) -> dict[str, Any]:
