@@ -112,6 +112,69 @@ def test_conv(seed: int, dtype: str):
 
 
 @pytest.mark.parametrize("seed", range(COUNT))
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_conv_of_tensor_cores(seed: int, dtype: str):
+    """Channels last, multiples of 8, no groups: what Hopper's kernels take, in images of 1 to 40 and channels of 8 to 320."""
+    rng = np.random.default_rng([seed, DTYPES.index(dtype), 5])
+    rank = int(rng.choice([1, 2, 2, 2, 3]))
+    c, k = 8 * log_int(rng, 1, 40), 8 * log_int(rng, 1, 40)
+    window = tuple(int(rng.choice([1, 1, 3, 3, 5])) for _ in range(rank))
+    strides = tuple(int(rng.choice([1, 1, 1, 2, 3])) for _ in range(rank))
+    dilation = tuple(int(rng.choice([1, 1, 2])) for _ in range(rank))
+    padding = tuple((int(rng.integers(0, w + 1)), int(rng.integers(0, w + 1))) for w in window)
+    n = log_int(rng, 1, 130)
+    side = int(np.clip((4e8 / (c * k * np.prod(window) * 2 * n)) ** (1 / rank), 9, 40))
+    sizes = tuple(max(9, side + int(rng.integers(-3, 4))) for _ in range(rank))
+    activation = rng.choice(np.array([None, None, "relu", "relu6", "silu"], object))
+    residual = bool(rng.random() < 0.3)
+    x = rng.standard_normal((n, *sizes, c))
+    w = rng.standard_normal((*window, c, k)) / np.sqrt(c * np.prod(window))
+    out = [
+        (s + sum(p) - (r - 1) * d - 1) // u + 1
+        for s, p, r, d, u in zip(sizes, padding, window, dilation, strides, strict=True)
+    ]
+    extra = [rng.standard_normal((n, *out, k))] if residual else []
+
+    def fn(x, w, b, *r):
+        options: dict[str, Any] = dict(strides=strides, padding=padding, kernel_dilation=dilation, precision="highest")
+        if activation is None and not residual and seed % 2:
+            return jaxprims.conv(x, w, **options) + 0 * b.sum()
+        return jaxprims.conv(x, w, b, residual=r[0] if r else None, activation=activation, **options)
+
+    what = f"x {x.shape} w {w.shape} strides {strides} padding {padding} dilation {dilation} {activation} residual {residual}"
+    check(fn, [x, w, rng.standard_normal(k), *extra], dtype, 4.0, (0, 1, 2), what)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape, window, k, strides, groups",
+    [
+        ((32, 224, 224, 3), 7, 64, 2, 1),
+        ((64, 56, 56, 64), 1, 64, 1, 1),
+        ((8, 256, 256, 64), 1, 2, 1, 1),
+        ((64, 28, 28, 64), 3, 64, 1, 1),
+        ((64, 56, 56, 144), 3, 144, 1, 144),
+        ((64, 28, 28, 128), 3, 128, 1, 32),
+    ],
+)
+def test_weight_gradients_of_constants(dtype: str, shape, window: int, k: int, strides: int, groups: int):
+    """Sums over every pixel of products that are all equal, where roundings do not cancel: each is the count of pixels."""
+    w = jnp.zeros((window, window, shape[-1] // groups, k), dtype)
+    x = jnp.full(shape, 0.125, dtype)
+
+    def loss(w):
+        options = dict(strides=strides, padding="VALID", feature_group_count=groups, preferred_element_type=jnp.float32)
+        return jnp.sum(jaxprims.conv(x, w, **options)) * 0.7
+
+    with jaxprims.use("cuda"):
+        dw = np.asarray(jax.jit(jax.grad(loss))(w), np.float64)
+    pixels = shape[0] * ((shape[1] - window) // strides + 1) ** 2
+    slope = float(jnp.float32(0.7)) if dtype == "float32" else float(jnp.asarray(0.7, jnp.float32))
+    limit = {"float32": 2e-5, "bfloat16": 2**-8, "float16": 2**-11}[dtype] * 2
+    np.testing.assert_allclose(dw, np.full(dw.shape, pixels * 0.125 * slope), rtol=limit)
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_pool(seed: int, dtype: str):
     rng = np.random.default_rng([seed, DTYPES.index(dtype), 2])
