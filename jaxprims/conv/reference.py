@@ -89,6 +89,11 @@ def _run(
         wide = promote(wide_dtype(left.dtype), wide_dtype(dtype))
         left, right = left.astype(wide), right.astype(wide)
     run = lambda u, v: body(p, u, v)  # noqa: E731
+    axis = left.shape[0] if left_batched else right.shape[0] if right_batched else 1
+    if not is_static(axis):  # vmap of a convolution makes groups of the batch, which must be static ones
+        pick = lambda a, batched, i: lax.dynamic_index_in_dim(a, i, keepdims=False) if batched else a  # noqa: E731
+        each = lambda i: run(pick(left, left_batched, i), pick(right, right_batched, i))  # noqa: E731
+        return lax.map(each, jnp.arange(axis)).astype(dtype)
     if left_batched or right_batched:
         run = jax.vmap(run, in_axes=(0 if left_batched else None, 0 if right_batched else None))
     return run(left, right).astype(dtype)
