@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +25,11 @@ def _floating(x: Any, name: str) -> jax.Array:
     return x
 
 
+@functools.partial(jax.jit, static_argnums=2, inline=True)  # jit: an eager call moves no constant to the device
+def _filled(keep: jax.Array, x: jax.Array, value: float) -> jax.Array:
+    return jnp.where(keep, x, value)
+
+
 def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float) -> jax.Array:
     """``op`` along ``axis``, with ``masked`` where the mask is False."""
     x = _floating(x, "x")
@@ -30,7 +37,7 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
         raise ValueError(f"algorithm={algorithm!r} is not known; give 'accurate' (subtracts the maximum) or 'fast'.")
     if axis is None:
         axis = tuple(range(x.ndim))
-    if x.ndim == 0 and (isinstance(axis, Sequence) and not len(axis) or axis in (0, -1)):
+    if x.ndim == 0 and (not len(axis) if checks.is_many(axis) else checks.as_index(axis, "axis") in (0, -1)):
         return _along(op, x.reshape(1), 0, where, algorithm, masked).reshape(())
     axes = checks.canonical_axes(axis, x.ndim)
     if not axes:
@@ -47,7 +54,8 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
             raise ValueError(
                 f"where of shape {where.shape} does not broadcast to x of shape {x.shape}; reshape it to that."
             )
-        x = jnp.where(where, x, -jnp.inf)
+        where = jnp.broadcast_to(where, x.shape)
+        x = _filled(where, x, -math.inf)
     apart = axes[-1] - axes[0] + 1 != len(axes)
     if apart:  # the kernel reads one stretch of axes: bring these together
         front = tuple(range(axes[0], axes[0] + len(axes)))
@@ -56,7 +64,7 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
     (y,) = op(params, x)
     if apart:
         y = jnp.moveaxis(y, front, axes)
-    return y if where is None else jnp.where(where, y, masked)
+    return y if where is None else _filled(where, y, masked)
 
 
 def softmax(
@@ -104,7 +112,7 @@ def log_softmax(
     >>> jaxprims.log_softmax(jnp.array([1e30, 0.0]))
     Array([ 0.e+00, -1.e+30], dtype=float32)
     """
-    return _along(prim.log_softmax, x, axis, where, algorithm, -jnp.inf)
+    return _along(prim.log_softmax, x, axis, where, algorithm, -math.inf)
 
 
 def activation(x: Any, name: str | None) -> jax.Array:
@@ -126,7 +134,7 @@ def bias_act(
 
     Args:
       x: any shape, floating.
-      bias: shape ``(x.shape[axis],)`` or None; x's dtype or float32. It is added along ``axis``.
+      bias: shape ``(x.shape[axis],)`` (a scalar is not broadcast) or None; x's dtype or float32. Added along ``axis``.
       activation: a name as in :func:`activation`, or None.
       axis: the axis of ``x`` that the bias runs along: -1 for NHWC, 1 for NCHW.
       residual: x's shape and dtype, or None.
@@ -152,7 +160,7 @@ def bias_act(
     if bias is not None:
         bias = _floating(bias, "bias")
         if bias.dtype not in (x.dtype, jnp.float32):
-            raise TypeError(f"bias has dtype {bias.dtype}, x {x.dtype}; cast it with bias.astype(x.dtype).")
+            raise TypeError(f"bias has dtype {bias.dtype}, x {x.dtype}; cast it with bias.astype(jnp.{x.dtype}).")
         if bias.shape != (x.shape[at],):
             raise ValueError(
                 f"bias of shape {bias.shape} must have shape ({x.shape[at]},), the size of axis={axis} of x {x.shape}."

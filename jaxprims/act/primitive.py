@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from jaxprims.act import reference
 from jaxprims.core.activations import activation_code
+from jaxprims.core.checks import promote
 from jaxprims.core.primitive import Op, define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 
@@ -284,7 +285,7 @@ def _along(p: BiasActParams, t: jax.Array, operand: int, out: Any) -> jax.Array:
     dims = [k for k, flags in enumerate(p.batch) if flags[operand]]
     below = list(range(len(p.batch), len(out.shape)))
     dims += [below[p.axis]] if p.has_bias and operand == 1 else below
-    wide = jnp.promote_types(t.dtype, jnp.float32)
+    wide = promote(t.dtype, jnp.float32)
     if len(dims) == len(out.shape):
         return t.astype(out.dtype)
     return jax.lax.broadcast_in_dim(t.astype(wide), out.shape, dims).astype(out.dtype)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 from jaxprims.conv import reference
 from jaxprims.conv.params import ConvParams, flops, leading, w_shape, x_shape, y_shape
 from jaxprims.core.activations import activation_code, activation_slope
-from jaxprims.core.checks import as_float32, is_static
+from jaxprims.core.checks import is_static, promote, wide_dtype
 from jaxprims.core.primitive import define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 
@@ -62,10 +62,10 @@ def _apply(
 
     ``flags`` name the batched flags of a, b and the result. An operand without the batch axis takes the sum over it.
     """
-    wide = jnp.promote_types(jnp.promote_types(a.dtype, b.dtype), ct.dtype)
+    wide = promote(a.dtype, b.dtype, ct.dtype)
     in_a, in_b, out = flags
     summed = (getattr(p, in_a) or getattr(p, in_b)) and not getattr(p, out)
-    partial_dtype = as_float32(jnp.zeros((), wide)).dtype if summed else wanted.dtype
+    partial_dtype = wide_dtype(wide) if summed else wanted.dtype
     q = replace(p.linear(partial_dtype), **{out: getattr(p, out) or summed})
     (g,) = op(q, a.astype(wide), b.astype(wide))
     return jnp.sum(g, axis=0).astype(wanted.dtype) if summed else g
@@ -90,7 +90,6 @@ def _transpose(
 
 # Derivative of the activation written in y, for those where y alone tells it (and no pre-activation need be kept).
 _SLOPE_FROM_Y: dict[str | None, Callable[[jax.Array], jax.Array]] = {
-    None: jnp.ones_like,
     "relu": lambda y: (y > 0).astype(y.dtype),
     "relu6": lambda y: ((y > 0) & (y < 6)).astype(y.dtype),
     "leaky_relu": lambda y: jnp.where(y >= 0, 1.0, 0.01).astype(y.dtype),
@@ -110,7 +109,7 @@ def _fused_jvp(p: ConvParams, primals: Sequence[jax.Array], tangents: Sequence[A
     (y,) = conv_fused(p, *primals)
     x, w = primals[:2]
     dx, dw, *drest = tangents
-    wide = as_float32(jnp.zeros((), y.dtype)).dtype
+    wide = wide_dtype(y.dtype)
     linear = replace(p.linear(y.dtype), y_batched=p.x_batched or p.w_batched)
     terms = []
     if dx is not None:
@@ -127,13 +126,21 @@ def _fused_jvp(p: ConvParams, primals: Sequence[jax.Array], tangents: Sequence[A
     if not terms:
         return (y,), (None,)
     dz = sum(t.astype(wide) if batched or not p.y_batched else t.astype(wide)[None] for t, batched in terms)
-    if p.activation in _SLOPE_FROM_Y:
-        slope = _SLOPE_FROM_Y[p.activation](y.astype(wide))
+    if p.activation in (None, *_SLOPE_FROM_Y):
+        at = y
     else:
-        (z,) = conv_fused(replace(p, activation=None), *primals)
-        slope = activation_slope(p.activation, z.astype(wide))
-    dy = dz if p.activation is None else slope * dz
-    return (y,), (jnp.broadcast_to(dy, y.shape).astype(y.dtype),)
+        (at,) = conv_fused(replace(p, activation=None), *primals)
+    return (y,), (_times_slope(p.activation, at, dz),)
+
+
+@partial(jax.checkpoint, static_argnums=0, prevent_cse=False)
+def _times_slope(activation: str | None, at: jax.Array, dz: jax.Array) -> jax.Array:
+    """act'(z) * dz at y's shape and dtype. ``at``, from which the slope is found, is all that a derivative keeps."""
+    if activation is not None:
+        known = at.astype(dz.dtype)
+        of_y = _SLOPE_FROM_Y.get(activation)
+        dz = (of_y(known) if of_y else activation_slope(activation, known)) * dz
+    return jnp.broadcast_to(dz, at.shape).astype(at.dtype)
 
 
 # --- batching -------------------------------------------------------------------------------------------------------------

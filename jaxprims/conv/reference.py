@@ -19,7 +19,7 @@ from jax import lax
 
 from jaxprims.conv.params import ConvParams, Spec, dilated, gather, leading, scatter, w_shape, x_shape, y_shape
 from jaxprims.core.activations import apply_activation
-from jaxprims.core.checks import as_float32, is_static
+from jaxprims.core.checks import is_static, promote, wide_dtype
 
 Pads = Sequence[tuple[Any, Any]]
 
@@ -44,7 +44,7 @@ def conv_dw(p: ConvParams, x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
 
 def conv_fused(p: ConvParams, x: jax.Array, w: jax.Array, *rest: jax.Array) -> tuple[jax.Array]:
     """act(conv(x, w) + bias + residual), rounded once at the end."""
-    wide = as_float32(jnp.zeros((), p.result_dtype(x))).dtype
+    wide = wide_dtype(p.result_dtype(x))
     (z,) = conv(p.linear(wide), x, w)
     extra = list(rest)
     channel = p.out_spec[1] - len(p.out_spec)
@@ -86,9 +86,14 @@ def _run(
     if jnp.issubdtype(dtype, jnp.integer):
         left, right = left.astype(dtype), right.astype(dtype)
     else:  # float64 stays; an integer operand with a floating result is computed in that type
-        wide = jnp.promote_types(as_float32(left).dtype, dtype)
+        wide = promote(wide_dtype(left.dtype), wide_dtype(dtype))
         left, right = left.astype(wide), right.astype(wide)
     run = lambda u, v: body(p, u, v)  # noqa: E731
+    axis = left.shape[0] if left_batched else right.shape[0] if right_batched else 1
+    if not is_static(axis):  # vmap of a convolution makes groups of the batch, which must be static ones
+        pick = lambda a, batched, i: lax.dynamic_index_in_dim(a, i, keepdims=False) if batched else a  # noqa: E731
+        each = lambda i: run(pick(left, left_batched, i), pick(right, right_batched, i))  # noqa: E731
+        return lax.map(each, jnp.arange(axis)).astype(dtype)
     if left_batched or right_batched:
         run = jax.vmap(run, in_axes=(0 if left_batched else None, 0 if right_batched else None))
     return run(left, right).astype(dtype)

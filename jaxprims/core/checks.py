@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import numbers
 import operator
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,35 @@ LAYOUTS = {  # spelling -> channel axis
 Padding = tuple[tuple[int, int], ...]
 
 
+def is_many(value: Any) -> bool:
+    """True for a sequence, False for one number, 0-d arrays among them."""
+    return isinstance(value, Sequence) or (hasattr(value, "__iter__") and getattr(value, "ndim", 1) != 0)
+
+
+def as_index(value: Any, name: str) -> int:
+    """``value`` (an int of Python or NumPy, or a 0-d array of one) as a Python int. A bool is none."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is a traced array ({jax.typeof(value)}); it is compiled into the op: give a Python int "
+            "(through jax.jit's static_argnames, or closed over)."
+        )
+    if bool not in (type(value), getattr(value, "dtype", None)):
+        try:
+            return operator.index(value)
+        except TypeError:
+            pass
+    raise TypeError(f"{name}={short(value)} must be an int, not {type(value).__name__}.")
+
+
+def short(value: Any) -> str:
+    """``repr``, cut where it is too long for a message."""
+    text = repr(value)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
 def canonical_int(value: Any, name: str, *, low: int | None = None) -> int:
     """``value`` as a Python int within [low, 2^31)."""
-    try:
-        v = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}={value!r} must be an int, not {type(value).__name__}.") from None
+    v = as_index(value, name)
     if low is not None and v < low:
         raise ValueError(f"{name}={v} must be at least {low}.")
     if v > INT32_MAX:
@@ -42,15 +66,15 @@ def canonical_tuple(value: Any, n: int, name: str, *, low: int | None = 1) -> tu
     """An int for every one of ``n`` axes, or a sequence of ``n`` ints; each in [low, 2^31)."""
     if isinstance(value, str):
         raise TypeError(f"{name}={value!r} must be an int or a sequence of {n} ints, not a string.")
-    if isinstance(value, Sequence) or (hasattr(value, "__iter__") and getattr(value, "ndim", 1) != 0):
+    if is_many(value):
         items = tuple(value)
         if len(items) != n:
             raise ValueError(
                 f"{name}={items!r} has {len(items)} entries for {n} spatial axes; give an int or {n} ints."
             )
     else:
-        items = (value,) * n
-    return tuple(canonical_int(v, name if n == 1 else f"{name}[{i}]", low=low) for i, v in enumerate(items))
+        return (canonical_int(value, name, low=low),) * n
+    return tuple(canonical_int(v, f"{name}[{i}]", low=low) for i, v in enumerate(items))
 
 
 def same_padding(size: int, window: int, stride: int, dilation: int, *, lower: bool = False) -> tuple[int, int]:
@@ -93,7 +117,7 @@ def canonical_padding(
         raise ValueError(
             f"{name}={padding!r} is not known; give one of {', '.join(map(repr, PADDING_STRINGS))}, an int, or {n} (low, high) pairs.{remedy}"
         )
-    if not isinstance(padding, Sequence) and not hasattr(padding, "__iter__"):
+    if not is_many(padding):
         p = canonical_int(padding, name)
         return ((p, p),) * n
     items = tuple(padding)
@@ -101,10 +125,10 @@ def canonical_padding(
         raise ValueError(f"{name}={items!r} has {len(items)} entries for {n} spatial axes; give {n} (low, high) pairs.")
     out = []
     for i, item in enumerate(items):
-        if isinstance(item, Sequence) or hasattr(item, "__iter__"):
-            pair = tuple(item)
+        if is_many(item):
+            pair = () if isinstance(item, str) else tuple(item)
             if len(pair) != 2:
-                raise ValueError(f"{name}[{i}]={pair!r} must be a pair (low, high).")
+                raise ValueError(f"{name}[{i}]={short(item)} must be an int or a pair (low, high).")
             out.append((canonical_int(pair[0], f"{name}[{i}][0]"), canonical_int(pair[1], f"{name}[{i}][1]")))
         else:
             p = canonical_int(item, f"{name}[{i}]")
@@ -144,10 +168,7 @@ def check_same_dtype(arrays: Mapping[str, Any]) -> None:
 
 def canonical_axis(axis: Any, ndim: int, name: str = "axis") -> int:
     """A non-negative axis of an array of ``ndim`` axes."""
-    try:
-        a = operator.index(axis)
-    except TypeError:
-        raise TypeError(f"{name}={axis!r} must be an int, not {type(axis).__name__}.") from None
+    a = as_index(axis, name)
     if not -ndim <= a < ndim:
         raise ValueError(f"{name}={axis} is out of range for an array of {ndim} axes; give {-ndim} to {ndim - 1}.")
     return a % ndim
@@ -155,7 +176,7 @@ def canonical_axis(axis: Any, ndim: int, name: str = "axis") -> int:
 
 def canonical_axes(axes: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
     """Distinct non-negative axes in ascending order, from an int or a sequence."""
-    items = tuple(axes) if isinstance(axes, Sequence) or hasattr(axes, "__iter__") else (axes,)
+    items = tuple(axes) if is_many(axes) and not isinstance(axes, str) else (axes,)
     out = [canonical_axis(a, ndim, name) for a in items]
     if len(set(out)) != len(out):
         raise ValueError(f"{name}={items!r} names an axis twice.")
@@ -189,21 +210,32 @@ def as_array(x: Any, name: str) -> jax.Array:
     try:
         if x is not None:
             return jnp.asarray(x)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
-    raise TypeError(f"{name}={x!r} is not an array; give a JAX or NumPy array, a number, or nested lists of numbers.")
+    raise TypeError(
+        f"{name}={short(x)} is not an array; give a JAX or NumPy array, a number, or nested lists of numbers."
+    )
 
 
 def as_number(x: Any, name: str) -> float:
-    """A real number, also NumPy's, that is compiled into the kernel."""
-    if isinstance(x, numbers.Real) or (isinstance(x, np.ndarray) and x.ndim == 0 and x.dtype.kind in "iuf"):
+    """A real number that is compiled into the kernel: Python's, NumPy's, or a 0-d array of one. A bool is none."""
+    scalar = getattr(x, "ndim", None) == 0 and getattr(x, "dtype", np.dtype(object)).kind in "iuf"
+    if (isinstance(x, numbers.Real) or scalar) and not isinstance(x, (bool, jax.core.Tracer)):
         return float(x)
-    raise TypeError(f"{name}={x!r} must be a Python or NumPy number: it is compiled into the kernel.")
+    raise TypeError(f"{name}={short(x)} must be a Python number (or NumPy's): it is compiled into the kernel.")
 
 
 def wide_dtype(dtype: Any) -> Any:
     """The arithmetic type of the references: float32 for half types, every other type itself."""
     return jnp.dtype(jnp.float32) if dtype in (jnp.float16, jnp.bfloat16) else jnp.dtype(dtype)
+
+
+def promote(*dtypes: Any) -> Any:
+    """The dtype that all go into, by JAX's standard rules whatever ``jax_numpy_dtype_promotion`` is set to."""
+    if len(set(map(jnp.dtype, dtypes))) == 1:
+        return jnp.dtype(dtypes[0])
+    with jax.numpy_dtype_promotion("standard"):
+        return functools.reduce(jnp.promote_types, dtypes)
 
 
 def as_float32(x: jax.Array) -> jax.Array:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxprims.core.checks import as_float32
+from jaxprims.core.checks import as_float32, is_static
 from jaxprims.core.primitive import Op, define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
 
@@ -57,9 +57,11 @@ def _window_sum(v: jax.Array, params: LrnParams, *, mirror: bool = False) -> jax
     if mirror:
         lo, hi = hi, lo
     n = v.shape[params.axis]
+    if is_static(n):  # what is further away than the channels reach adds nothing
+        lo, hi = min(lo, max(n - 1, 0)), min(hi, max(n - 1, 0))
     total = jnp.zeros_like(v)
     for shift in range(-lo, hi + 1):
-        if abs(shift) >= n:
+        if is_static(n) and abs(shift) >= n:
             continue
         pads = [(0, 0)] * v.ndim
         pads[params.axis] = (max(-shift, 0), max(shift, 0))

@@ -188,7 +188,9 @@ def combine(parts: Sequence[Any], psum: Callable[[Any], Any]) -> tuple[jax.Array
     whole = psum(share * mean)
     d = (mean - whole) + low
     rest, square = psum((share * d, share * (var + jnp.square(d))))
-    return whole, jnp.maximum(square - jnp.square(rest), 0), jax.lax.stop_gradient(rest), total
+    var = square - jnp.square(rest)
+    # Rounding may leave it below 0. At 0 itself (a constant channel) every derivative is that of var: no maximum's tie.
+    return whole, jnp.where(var < 0, jnp.zeros_like(var), var), jax.lax.stop_gradient(rest), total
 
 
 def _stats_of(params: NormParams, x: Any, mask: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprims.core.activations import activation_slope, apply_activation
-from jaxprims.core.checks import as_float32
+from jaxprims.core.checks import as_float32, promote
 from jaxprims.norm.params import Axes, NormParams, sizes_of, summed_over
 
 Named = dict[str, Any]
@@ -26,7 +26,7 @@ def named(params: NormParams, arrays: Sequence[jax.Array]) -> Named:
     for (name, axes), a in zip(params.operands, arrays, strict=True):
         a = jnp.expand_dims(a, tuple(i for i in range(params.rank) if i not in axes))
         out[name] = a if a.dtype == jnp.bool_ else as_float32(a)
-    dtype = jnp.result_type(*(a for a in out.values() if a.dtype != jnp.bool_))
+    dtype = promote(*(a.dtype for a in out.values() if a.dtype != jnp.bool_))
     return {n: a if a.dtype == jnp.bool_ else a.astype(dtype) for n, a in out.items()}
 
 

@@ -7,6 +7,7 @@ axes, also none.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -71,7 +72,8 @@ def max_pool(
       window_shape: one int for each spatial axis (1 to 3 of them).
       strides: int or one for each spatial axis; None: all ones.
       padding: "VALID", "SAME", "SAME_LOWER", an int, or for each spatial axis an int or a (low, high) pair.
-        Negative: crops.
+        Negative: crops. It must be smaller than the window, on each side (Flax takes more, and gives -inf, or averages of
+        padding alone, there).
       window_dilation: distance between the places of a window, int or one for each spatial axis; None: all ones.
       layout: "NHWC" or "NCHW" (for any number of spatial axes), or its 1-D and 3-D spelling.
 
@@ -83,8 +85,8 @@ def max_pool(
     Differentiable to any order in both modes, dilated windows included; deterministic.
 
     Raises:
-      ValueError: a window larger than the padded input, or one that lies in padding alone. TypeError: a bool or
-        complex dtype.
+      ValueError: a window larger than the padded input, or one that lies in padding alone: a padding of the window's
+        size or more. TypeError: a bool or complex dtype.
 
     >>> import jax, jax.numpy as jnp
     >>> x = jnp.array([1.0, 5.0, 3.0, 2.0, 4.0])[:, None]
@@ -246,7 +248,8 @@ def avg_pool(
     derivatives of any order in both modes; deterministic.
 
     Raises:
-      ValueError: a window larger than the padded input, or one that lies in padding alone. TypeError: integer inputs.
+      ValueError: as :func:`max_pool`. TypeError: integer inputs (cast them with
+        ``.astype(jnp.float32)``).
 
     >>> import jax.numpy as jnp
     >>> x = jnp.array([[1.0, 2.0], [3.0, 4.0]])[..., None]
@@ -276,8 +279,12 @@ def lp_pool(
       p: the exponent, positive and finite (for infinity pool ``abs(inputs)`` with :func:`max_pool`).
       The others: as :func:`max_pool`; ``inputs`` must be floating.
 
-    Numerics: half types are computed in float32 and rounded once. ``|x|^p`` must be finite in the dtype computed in.
-    The gradient is 0 where y is 0.
+    Numerics: half types are computed in float32 and rounded once. The sum of p-th powers is float32 (float64 for
+    float64): it overflows to inf where |x| is above about 1e38^(1/p), and underflows to 0 below 1e-38^(1/p); for large p
+    divide ``inputs`` by their maximum first. The gradient is 0 where y is 0.
+
+    Raises:
+      ValueError: as :func:`max_pool`, a p that is not positive and finite. TypeError: integer inputs, a p that is no number.
 
     >>> import jax.numpy as jnp
     >>> lp_pool(jnp.array([[3.0], [-4.0]]), 2, (2,)).tolist()
@@ -289,17 +296,27 @@ def lp_pool(
         raise ValueError(f"p={p!r} must be positive and finite; {remedy}.")
     x, last, back = as_images(floating(inputs), rank_of(window_shape, "window_shape"), layout)
     params = regular(x, last, window_shape, strides, padding, window_dilation)
-    wide = checks.as_float32(x)
-    (total,) = prim.avg_pool(params, _power(wide, order))
-    total = total if order == 1 else _smooth(total, 1 / order)
-    return back(total.astype(x.dtype))
+    (total,) = prim.avg_pool(params, _power(x, order))
+    return back(_root(total, order, x.dtype.name))
 
 
+# jit: an eager call moves no constant to the device. checkpoint: a derivative keeps the argument, not a float32 factor.
+
+
+@functools.partial(jax.jit, static_argnums=1, inline=True)
+@functools.partial(jax.checkpoint, static_argnums=1, prevent_cse=False)
 def _power(x: jax.Array, order: float) -> jax.Array:
-    """|x|^order with the gradient 0 at 0 (and the right second one for even orders)."""
+    """|x|^order in the wide dtype, with the gradient 0 at 0 (and the right second one for even orders)."""
+    x = checks.as_float32(x)
     if order % 2 == 0 and order <= 64:
         return jax.lax.integer_pow(x, int(order))
     return _smooth(jnp.abs(x), order)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2), inline=True)
+@functools.partial(jax.checkpoint, static_argnums=(1, 2), prevent_cse=False)
+def _root(total: jax.Array, order: float, dtype: str) -> jax.Array:
+    return (total if order == 1 else _smooth(total, 1 / order)).astype(dtype)
 
 
 def _smooth(a: jax.Array, order: float) -> jax.Array:
@@ -317,7 +334,8 @@ def adaptive_avg_pool(inputs: jax.Array, output_size: Any, *, layout: str = "NHW
 
     Args:
       inputs: floating array in ``layout``; no or several batch axes are taken too.
-      output_size: one int for each spatial axis (None: that axis stays), or one int for all axes that ``layout`` names.
+      output_size: one int for each spatial axis (None: that axis stays), or one int for all axes that ``layout`` names;
+        at most 65536 per axis, or the input's size if that is larger.
 
     Numerics: as :func:`avg_pool`.
 

@@ -35,11 +35,11 @@ def _windows(x: jax.Array, axis: int, a: Axis, fill: Any) -> jax.Array:
     if a.size == 0 or a.out == 0:
         return jnp.full(shape, fill, x.dtype)
     r = jnp.arange(a.window, dtype=jnp.int32)
-    at = jnp.asarray(a.starts(), jnp.int32)[:, None] + r * a.dilation
+    at = jnp.asarray(a.starts(), jnp.int32)[:, None] + (r * a.dilation)[None]
     first, end = (jnp.asarray(v, jnp.int32)[:, None] for v in a.valid())
-    inside = (r >= first) & (r < end)
+    inside = (r[None] >= first) & (r[None] < end)
     taken = jnp.take(x, jnp.clip(at, 0, a.size - 1).reshape(-1), axis=axis, mode="clip").reshape(shape)
-    inside = inside.reshape(a.out, a.window, *(1,) * (x.ndim - axis - 1))
+    inside = inside.reshape(*(1,) * axis, a.out, a.window, *(1,) * (x.ndim - axis - 1))
     return jnp.where(inside, taken, jnp.asarray(fill, x.dtype))
 
 
@@ -50,7 +50,7 @@ def max_pool(p: PoolParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         a, axis = p.axes()[k], p.spatial(k)
         values = _windows(x, axis, a, _lowest(x.dtype, p.minimum))
         # A tie with the padding's value goes to the first element inside the image.
-        first = a.valid()[0].reshape(a.out, 1, *(1,) * (x.ndim - axis - 1))
+        first = a.valid()[0].reshape(*(1,) * axis, a.out, 1, *(1,) * (x.ndim - axis - 1))
         best = jnp.maximum(pick(values, axis=axis + 1, keepdims=True).astype(jnp.int32), jnp.asarray(first, jnp.int32))
         if unit == 1:
             inner = jnp.zeros((), jnp.int32)
