@@ -106,7 +106,10 @@ def test_numpy_ints(i):
     same = np.testing.assert_array_equal
     one, two, three, four = i(1), i(2), i(3), i(4)
     w = jnp.ones((3, 3, 2, 4))
-    same(jp.conv(X, w, feature_group_count=two, strides=two, padding=one), jp.conv(X, w, feature_group_count=2, strides=2, padding=1))
+    same(
+        jp.conv(X, w, feature_group_count=two, strides=two, padding=one),
+        jp.conv(X, w, feature_group_count=2, strides=2, padding=1),
+    )
     lax_w = jnp.ones((4, 2, 3, 3))
     same(
         jp.conv_general_dilated(X, lax_w, (one, one), [(one, one)] * 2, feature_group_count=two),

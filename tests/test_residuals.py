@@ -66,7 +66,11 @@ def test_a_fused_convolution_keeps_one_array_of_its_result(activation: str, caps
 def test_layer_norm_keeps_x_scale_and_statistics(capsys):
     x, scale, bias = jnp.ones((4, 6, 32), jnp.bfloat16), jnp.ones(32), jnp.ones(32)
     kept = residuals(capsys, lambda x, s, b: jaxprims.layer_norm(x, s, b), x, scale, bias)
-    assert sorted(k[:2] for k in kept) == [("bf16", (4, 6, 32)), *[("f32", (4, 6))] * 3, ("f32", (32,))]  # mean, low, var
+    assert sorted(k[:2] for k in kept) == [
+        ("bf16", (4, 6, 32)),
+        *[("f32", (4, 6))] * 3,
+        ("f32", (32,)),
+    ]  # mean, low, var
     kept = residuals(capsys, lambda x, s: jaxprims.rms_norm(x, s), x, scale)
     assert sorted(k[:2] for k in kept) == [("bf16", (4, 6, 32)), ("f32", (4, 6)), ("f32", (32,))]
 
