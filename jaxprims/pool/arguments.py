@@ -14,6 +14,7 @@ from jaxprims.core import checks
 from jaxprims.pool.window import PoolParams, adaptive_params
 
 Ints = int | Sequence[int]
+MAX_ADAPTIVE = 65536  # windows along one axis: tracing makes tables of them
 Padding = str | int | Sequence[int | tuple[int, int]]
 
 
@@ -34,9 +35,9 @@ def floating(x: Any) -> jax.Array:
 
 
 def rank_of(value: Any, name: str) -> int:
-    if isinstance(value, str) or not hasattr(value, "__len__"):
+    if isinstance(value, str) or not hasattr(value, "__len__") or not checks.is_many(value):
         raise TypeError(
-            f"{name}={value!r} must be a sequence with one int for each spatial axis, e.g. (2, 2) for images."
+            f"{name}={checks.short(value)} must be a sequence with one int for each spatial axis, e.g. (2, 2) for images."
         )
     if not 1 <= len(value) <= 3:
         raise ValueError(
@@ -110,9 +111,8 @@ def regular_of(
     lows = tuple(lo for lo, _ in padding)
     p = PoolParams(sizes, tuple(out), window, tuple(kept), lows, dilation, channels_last=last)
     for k, a in enumerate(p.axes()):
-        first, end = a.valid()
-        if (end <= first).any():
-            o = int((end <= first).argmax())
+        o = a.first_empty()
+        if o is not None:
             raise ValueError(
                 f"padding[{k}]={padding[k]} leaves window {o} along spatial axis {k} without any element of the input "
                 f"(size {a.size}, window_shape {a.window}, window_dilation {a.dilation}); pad less."
@@ -126,14 +126,22 @@ _adaptive_of = functools.lru_cache(maxsize=1024)(adaptive_params)
 def adaptive(
     inputs: jax.Array, output_size: Any, layout: str
 ) -> tuple[jax.Array, PoolParams, Callable[[jax.Array], jax.Array]]:
-    if not hasattr(output_size, "__len__"):
+    if not checks.is_many(output_size):
+        checks.check_layout(layout, len(layout) if isinstance(layout, str) else 4)
         output_size = (checks.canonical_int(output_size, "output_size", low=1),) * (len(layout) - 2)
     rank = rank_of(output_size, "output_size")
     x, last, back = as_images(inputs, rank, layout)
     sizes = spatial_sizes(x, rank, last)
     wanted = tuple(s if o is None else o for o, s in zip(output_size, sizes, strict=True))
     _filled(sizes)
-    return x, _adaptive_of(sizes, checks.canonical_tuple(wanted, rank, "output_size"), last), back
+    wanted = checks.canonical_tuple(wanted, rank, "output_size")
+    for k, (out, size) in enumerate(zip(wanted, sizes, strict=True)):
+        if out > max(MAX_ADAPTIVE, size):
+            raise ValueError(
+                f"output_size[{k}]={out} must be at most {max(MAX_ADAPTIVE, size)} ({MAX_ADAPTIVE}, or the {size} elements of "
+                f"spatial axis {k} if they are more); give a smaller one, and repeat its result with jnp.repeat or jax.image.resize."
+            )
+    return x, _adaptive_of(sizes, wanted, last), back
 
 
 def _filled(sizes: tuple[int, ...]) -> None:

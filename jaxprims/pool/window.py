@@ -46,6 +46,33 @@ class Axis(NamedTuple):
         end = np.minimum(self.window, (self.size - 1 - start) // self.dilation + 1)
         return first, end
 
+    def first_empty(self) -> int | None:
+        """The first output of a regular pool whose window has no place inside the image.
+
+        The padding is smaller than the window, so that a window overlaps the image: none of its places is inside only
+        where the dilation steps over the whole image, or where this has no element.
+        """
+        if self.out == 0 or (0 < self.size >= self.dilation):
+            return None
+        if self.size == 0:
+            return 0
+        # Those that start in the padding find -pad modulo dilation; then the pattern repeats, or they start inside.
+        many = min(self.out, -(-self.pad // self.stride), self.dilation // math.gcd(self.stride, self.dilation))
+        for o in range(max(many, 0)):
+            if (o * self.stride - self.pad) % self.dilation >= self.size:
+                return o
+        return None
+
+    def widest(self) -> int:
+        """Places of the widest window of an adaptive pool.
+
+        With size / out = (q * n + r) / n in lowest terms, a window starts anywhere modulo n, and has
+        ceil((m + q * n + r) / n) places if it starts m behind a multiple of n.
+        """
+        n = self.out // math.gcd(self.size, self.out) if self.out else 1
+        q, r = divmod(self.size * n // max(self.out, 1), n)
+        return max(1, q + min(r, 2))
+
     def tiles(self) -> bool:
         """Windows stand side by side, none reaches into the padding."""
         regular = not self.adaptive and self.dilation == 1 and self.pad == 0
@@ -100,7 +127,7 @@ class PoolParams:
 def adaptive_params(in_size: tuple[int, ...], out_size: tuple[int, ...], channels_last: bool, **kw: Any) -> PoolParams:
     ones, zeros = (1,) * len(in_size), (0,) * len(in_size)
     p = PoolParams(in_size, out_size, ones, ones, zeros, ones, adaptive=True, channels_last=channels_last, **kw)
-    window = tuple(max(1, int((a.valid()[1]).max(initial=1))) for a in p.axes())
+    window = tuple(a.widest() for a in p.axes())
     return PoolParams(in_size, out_size, window, ones, zeros, ones, adaptive=True, channels_last=channels_last, **kw)
 
 
