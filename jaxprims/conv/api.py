@@ -108,8 +108,8 @@ def conv(
     Args:
       x: (*batch, H, W, C) in "NHWC", (*batch, C, H, W) in "NCHW": any number of batch axes, or none, as Flax takes them.
       w: HWIO in "NHWC", OIHW in "NCHW", with C / feature_group_count input channels. Its number of axes says how many
-        spatial axes there are.
-      bias: (K,), of x's dtype or float32.
+        spatial axes there are; axes of x in front of these and the channels are batch axes, as in Flax.
+      bias: (K,), of x's dtype, the result's, or float32 beside half types; a scalar is not broadcast.
       strides, input_dilation, kernel_dilation: an int, or one per spatial axis.
       padding: "SAME", "SAME_LOWER", "VALID", "CAUSAL" (one spatial axis), an int, or an int or (low, high) pair per axis.
       dimension_numbers: "NHWC", "NCHW" (either stands for any number of spatial axes), "NWC", "NDHWC", "NCW", "NCDHW", or
@@ -120,6 +120,9 @@ def conv(
 
     Numerics: bias, residual and activation are applied to the float32 accumulator, and the result is rounded once; integers
     wrap as in jax.lax. See :func:`conv_general_dilated` for precision.
+
+    Raises ValueError or TypeError, while tracing, for what does not fit, and, unlike :func:`conv_general_dilated`, for a
+    window larger than the padded image (an image with no elements gives an empty result).
 
     >>> import jax.numpy as jnp
     >>> x, w = jnp.array([[1.], [2.], [3.], [4.]]), jnp.array([1., 10., 100.]).reshape(3, 1, 1)
@@ -154,6 +157,7 @@ def conv(
         precision=precision,
         preferred_element_type=preferred_element_type,
         names=("strides", "input_dilation", "kernel_dilation", "feature_group_count"),
+        empty_ok=False,
     )
     y = with_epilogue(params, x, w, bias, residual, activation, batch)
     return y if batch is None or len(batch) == 1 else y.reshape((*batch, *y.shape[1:]))

@@ -8,10 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jaxprims.conv.params import ConvParams, Spec, canonical_precision, dilated, gather
-from jaxprims.core.checks import INT32_MAX, canonical_padding, canonical_tuple, check_same_dtype, check_width, is_static
+from jaxprims.core.checks import (
+    INT32_MAX,
+    canonical_padding,
+    canonical_tuple,
+    check_same_dtype,
+    check_width,
+    is_static,
+    short,
+)
 
 
 def build_params(
@@ -29,8 +38,12 @@ def build_params(
     precision: Any = None,
     preferred_element_type: Any = None,
     names: tuple[str, str, str, str] = ("strides", "lhs_dilation", "rhs_dilation", "feature_group_count"),
+    empty_ok: bool = True,
 ) -> ConvParams:
-    """Checked options of conv(x, w). ``names``: what the caller's arguments are called in the messages."""
+    """Checked options of conv(x, w). ``names``: what the caller's arguments are called in the messages.
+
+    ``empty_ok``: a window larger than the padded image gives an empty result, not an error.
+    """
     check_same_dtype({"x": x, "w": w})
     check_width(x.dtype, "x")
     rank = x.ndim - 2
@@ -61,6 +74,12 @@ def build_params(
             raise ValueError(
                 f"spatial axis {i} of {size} elements has {padded} positions after {names[1]}={ld[i]} and padding={(lo, hi)}; "
                 "it must stay below 2^31."
+            )
+        if not empty_ok and is_static(size, reach, padded) and size > 0 and reach > padded:
+            raise ValueError(
+                f"w has {k} taps on spatial axis {i}, {reach} positions with {names[2]}={rd[i]}, but x has {padded} there after "
+                f"padding={(lo, hi)}: the window does not fit; pad more ('SAME' always fits) or give a smaller w "
+                "(jaxprims.conv_general_dilated gives an empty result)."
             )
     groups, batch_groups = _count(groups, names[3]), _count(batch_groups, "batch_group_count")
     _check_groups(x, w, specs, groups, batch_groups, names[3])
@@ -129,16 +148,21 @@ def _preferred(dtype: Any, preferred: Any) -> str | None:
     """The name of the result's dtype, by the rules of jax.lax; None where it is the operands' own."""
     if preferred is None:
         return None
-    want = jax.eval_shape(lambda: jnp.zeros((), preferred)).dtype  # float64 is float32 without jax_enable_x64
-    check_width(want, "preferred_element_type")
-    kinds = [k for k in (jnp.integer, jnp.floating, jnp.complexfloating) if jnp.issubdtype(dtype, k)]
-    same = bool(kinds) and jnp.issubdtype(want, kinds[0])
-    to_float = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(want, jnp.floating)
-    signs = jnp.issubdtype(dtype, jnp.signedinteger) == jnp.issubdtype(want, jnp.signedinteger)
-    if not to_float and not (same and (signs or kinds[0] is not jnp.integer)):
+    try:
+        np.dtype(preferred)  # zeros takes more than dtypes
+        want = jax.eval_shape(lambda: jnp.zeros((), preferred)).dtype  # float64 is float32 without jax_enable_x64
+    except (TypeError, ValueError):
         raise TypeError(
-            f"preferred_element_type={want.name} does not go with {dtype} operands; give a type of the same kind and sign "
-            "(or a floating type for integers)."
+            f"preferred_element_type={short(preferred)} is not a dtype that JAX has; give None or one such as jnp.float32."
+        ) from None
+    check_width(want, "preferred_element_type")
+    kinds = [k for k in (jnp.integer, jnp.floating, jnp.complexfloating) if jnp.issubdtype(dtype, k)]  # none of bool
+    to_float = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(want, jnp.floating)
+    lost = jnp.issubdtype(dtype, jnp.signedinteger) and not jnp.issubdtype(want, jnp.signedinteger)
+    if not to_float and (lost or not all(jnp.issubdtype(want, k) for k in kinds)):
+        raise TypeError(
+            f"preferred_element_type={want.name} does not go with {dtype} operands; give a type of the same kind, signed for "
+            "signed ones (or a floating type for integers)."
         )
     if want.itemsize < jnp.dtype(dtype).itemsize:
         raise TypeError(
@@ -198,7 +222,7 @@ def check_bias(bias: Any, k: int, x_dtype: Any, y_dtype: Any) -> None:
     allowed = {jnp.dtype(x_dtype), jnp.dtype(y_dtype)} | ({jnp.dtype("float32")} if _half(x_dtype) else set())
     if jnp.dtype(bias.dtype) not in allowed:
         listed = " or ".join(sorted(d.name for d in allowed))
-        raise TypeError(f"bias has dtype {bias.dtype}; it must be {listed}: cast it with bias.astype.")
+        raise TypeError(f"bias has dtype {bias.dtype}; it must be {listed}: cast it with bias.astype(jnp.{y_dtype}).")
 
 
 def _half(dtype: Any) -> bool:
@@ -210,5 +234,5 @@ def check_residual(residual: Any, shape: Sequence[int], dtype: Any) -> None:
         raise ValueError(f"residual has shape {residual.shape}; it must be the shape of the result, {tuple(shape)}.")
     if jnp.dtype(residual.dtype) != dtype:
         raise TypeError(
-            f"residual has dtype {residual.dtype}; it must be that of the result, {dtype}: cast it with residual.astype."
+            f"residual has dtype {residual.dtype}; it must be that of the result: cast it with residual.astype(jnp.{dtype})."
         )

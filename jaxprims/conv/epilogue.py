@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxprims.conv import primitive
 from jaxprims.conv.checks import check_bias, check_residual
 from jaxprims.conv.params import ConvParams, gather, y_shape
 from jaxprims.core.activations import check_activation
-from jaxprims.core.checks import as_array, check_float
+from jaxprims.core.checks import as_array
 
 
 def with_epilogue(
@@ -20,8 +21,12 @@ def with_epilogue(
     """act(conv(x, w) + bias + residual). ``batch``: the batch axes that the residual has in place of y's one."""
     activation = check_activation(activation)
     dtype = p.result_dtype(x)
-    if activation is not None:
-        check_float(dtype, "the result of conv under an activation")
+    if activation is not None and not jnp.issubdtype(dtype, jnp.floating):
+        cast = "" if jnp.issubdtype(dtype, jnp.complexfloating) else " or give preferred_element_type=jnp.float32,"
+        raise TypeError(
+            f"activation={activation!r} needs a floating result, this one is {dtype}: cast x and w with .astype(jnp.float32),"
+            f"{cast} or leave activation out."
+        )
     shape = y_shape(p, x, w)
     rest = []
     if bias is not None:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxprims.core.checks import is_static
+from jaxprims.core.checks import is_static, short
 
 Spec = tuple[int, ...]
 
@@ -169,12 +169,12 @@ def canonical_precision(precision: Any) -> Any:
         return None
     items = tuple(precision) if isinstance(precision, (tuple, list)) else (precision, precision)
     try:
-        if len(items) != 2:
-            raise ValueError
+        if len(items) != 2 or not all(v is None or isinstance(v, (str, lax.Precision)) for v in items):
+            raise ValueError  # lax.Precision takes ints and bools too
         pair = tuple(lax.Precision(v) for v in items)
     except ValueError:
         raise ValueError(
-            f"precision={precision!r} is not known; give None, 'default', 'high', 'highest', a jax.lax.Precision, or a pair "
+            f"precision={short(precision)} is not known; give None, 'default', 'high', 'highest', a jax.lax.Precision, or a pair "
             "of these (for x and for w)."
         ) from None
     return pair[0] if pair[0] == pair[1] else pair
