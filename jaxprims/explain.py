@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import jax
 
+from jaxprims.core.checks import short
 from jaxprims.core.primitive import REGISTRY
 
 
@@ -128,6 +129,10 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
       >>> [(row.op, row.operands, row.bytes) for row in report.rows]
       [('softmax', ('f32[8,32]',), 2048)]
     """
+    if not callable(fn):
+        raise TypeError(
+            f"fn={short(fn)} must be callable, not {type(fn).__name__}: explain(f, x) traces f(x); do not call f yourself."
+        )
     jaxpr = jax.make_jaxpr(lambda args, kwargs: fn(*args, **kwargs))(args, kwargs)
     others: dict[str, int] = {}
     rows = tuple(_walk(jaxpr.jaxpr, others, 1, ()))

@@ -42,14 +42,24 @@ ACTIVATIONS: dict[str | None, Activation] = {
     "soft_sign": Activation(16, jax.nn.soft_sign),
     "log_sigmoid": Activation(17, jax.nn.log_sigmoid),
 }
-ALIASES: dict[str | None, str | None] = {"swish": "silu", "hard_swish": "hard_silu", "identity": None, "linear": None, "none": None}
+ALIASES: dict[str | None, str | None] = {
+    "swish": "silu",
+    "hard_swish": "hard_silu",
+    "identity": None,
+    "linear": None,
+    "none": None,
+}
 
 
 def check_activation(name: str | None) -> str | None:
-    """The canonical name, or a ValueError that lists the known ones."""
-    name = ALIASES.get(name, name) if name is None or isinstance(name, str) else name
+    """The canonical name, or an error that lists the known ones."""
+    known = ", ".join(sorted(k for k in ACTIVATIONS if k))
+    if name is not None and not isinstance(name, str):
+        raise TypeError(
+            f"activation={name!r} must be a name, as 'relu', not {type(name).__name__}; give None or one of: {known}."
+        )
+    name = ALIASES.get(name, name)
     if name not in ACTIVATIONS:
-        known = ", ".join(sorted(k for k in ACTIVATIONS if k))
         raise ValueError(f"activation={name!r} is not known; give None or one of: {known}.")
     return name
 

@@ -71,6 +71,7 @@ def layer_norm(
     Args:
       x: any shape. axis: the axis or axes that the statistics are taken over (Flax's ``reduction_axes``).
       scale, bias: one value per index of ``feature_axes`` (default: ``axis``), in ascending order of axes; absent: 1 and 0.
+        Arrays of that shape: scalars are not broadcast.
       eps: added to the biased variance; 1e-6 as in Flax (PyTorch: 1e-5).
       activation: name of a fused activation, or None.
       residual: [x.shape], added before the normalisation, as transformer blocks do; the sum is returned too.
@@ -136,7 +137,7 @@ def group_norm(
     ``y = act((x - mean) / sqrt(var + eps) * scale + bias + residual)``
 
     Args:
-      x: [N, ..., C] or, with axis=1, [N, C, ...]. scale, bias: [C]; absent: 1 and 0.
+      x: [N, ..., C] or, with axis=1, [N, C, ...]. scale, bias: [C], not scalars; absent: 1 and 0.
       num_groups: number of groups (32 where neither is given), or group_size: channels of a group; one of the two.
       axis: the axis of the channels.
       reduction_axes: the axes that statistics are taken over, the channels' among them; default: all but the first.
@@ -226,7 +227,7 @@ def instance_norm(
     ``y = act((x - mean) / sqrt(var + eps) * scale + bias + residual)``
 
     Args:
-      x: [N, ..., C] or, with axis=1, [N, C, ...]. scale, bias: [C]; absent: 1 and 0.
+      x: [N, ..., C] or, with axis=1, [N, C, ...]. scale, bias: [C], not scalars; absent: 1 and 0.
       axis: the axis (or axes) of the channels, as Flax's ``feature_axes``; statistics are over all others but the first.
       eps, activation, residual, mask: as :func:`group_norm`.
 

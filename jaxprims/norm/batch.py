@@ -32,14 +32,14 @@ def batch_norm(
 
     mean and var are those of the batch, over every axis but ``axis``; var is the biased variance (Flax's convention:
     ``running = momentum * running + (1 - momentum) * var``; PyTorch's running variance is ``var * n / (n - 1)``, which
-    n = 1 does not have). One element alone gives var 0 and y = act(bias + residual).
+    n = 1 does not have). One element alone gives var 0 and y = act(bias + residual); an empty batch has mean 0 and var 0.
 
     Under ``jit`` with x split over devices the statistics are those of the whole batch. Inside ``shard_map``, ``pmap`` or
     ``vmap`` they are local unless ``axis_name`` is given.
 
     Args:
       x: [..., C] or any layout: [N, H, W, C] with axis=-1, [N, C, H, W] with axis=1.
-      scale, bias: [C], of x's dtype or float32; absent: 1 and 0.
+      scale, bias: [C], of x's dtype or float32; absent: 1 and 0. A scalar is not broadcast: jnp.full(C, value).
       axis: the axis (or axes) of the channels, as Flax's ``axis``.
       eps: added to the variance.
       activation: name of a fused activation, or None.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -23,8 +24,10 @@ def check_input(x: Any, op: str) -> jax.Array:
 
 def check_eps(eps: Any) -> float:
     value = as_number(eps, "eps")
-    if not value >= 0:
-        raise ValueError(f"eps={value} must not be negative; it is added to the variance.")
+    if value < 0:
+        raise ValueError(f"eps={value} must not be negative; it is added to the variance: give a small number as 1e-5.")
+    if not math.isfinite(value):
+        raise ValueError(f"eps={value} must be finite; it is added to the variance: give a small number as 1e-5.")
     return value
 
 
@@ -39,7 +42,9 @@ def check_param(p: Any, name: str, x: jax.Array, axes: Axes, shape: tuple[Any, .
             f"{name} has shape {tuple(p.shape)}; x of shape {tuple(x.shape)} needs {want} (its axes {axes})."
         )
     if p.dtype not in (x.dtype, jnp.float32):
-        raise TypeError(f"{name} has dtype {p.dtype}; give float32 or x's dtype {x.dtype}.")
+        raise TypeError(
+            f"{name} has dtype {p.dtype}; it must be float32 or x's {x.dtype}: cast it with {name}.astype(jnp.{x.dtype})."
+        )
     return p
 
 
@@ -50,7 +55,7 @@ def check_residual(r: Any, x: jax.Array) -> jax.Array | None:
     if tuple(r.shape) != tuple(x.shape):
         raise ValueError(f"residual has shape {tuple(r.shape)}; it must have x's, {tuple(x.shape)}.")
     if r.dtype != x.dtype:
-        raise TypeError(f"residual has dtype {r.dtype}; cast it to x's, {x.dtype}.")
+        raise TypeError(f"residual has dtype {r.dtype}; it must be x's: cast it with residual.astype(jnp.{x.dtype}).")
     return r
 
 
