@@ -57,7 +57,7 @@ def test_causal_padding():
 @pytest.mark.parametrize(
     "call, error, words",
     [
-        (lambda: checks.canonical_tuple(0, 2, "strides"), ValueError, ["strides[0]=0", "at least 1"]),
+        (lambda: checks.canonical_tuple(0, 2, "strides"), ValueError, ["strides=0", "at least 1"]),
         (lambda: checks.canonical_tuple((1, 2, 3), 2, "strides"), ValueError, ["(1, 2, 3)", "2 ints"]),
         (lambda: checks.canonical_tuple(1.5, 2, "strides"), TypeError, ["strides", "1.5", "int"]),
         (lambda: checks.canonical_tuple("2", 1, "strides"), TypeError, ["'2'"]),
