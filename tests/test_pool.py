@@ -10,10 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
-import jaxprims
 from jax.test_util import check_grads
 
+import jaxprims
 from jaxprims.pool import api, primitive
 from jaxprims.pool.arguments import regular_of
 from tests.oracle import pool as oracle
