@@ -126,7 +126,12 @@ CONV: list[Case] = [
         "conv",
         "groups-flipped-ncdhw",
         partial(
-            conv_api.conv, padding=1, strides=(1, 2, 2), feature_group_count=2, dimension_numbers="NCDHW", mode="convolution"
+            conv_api.conv,
+            padding=1,
+            strides=(1, 2, 2),
+            feature_group_count=2,
+            dimension_numbers="NCDHW",
+            mode="convolution",
         ),
         ((2, 4, 2, 3, 4), (4, 2, 2, 3, 2)),
         partial(
@@ -178,6 +183,7 @@ CONV: list[Case] = [
         grad_kernels=(*_FUSED_GRADS, "conv_fused"),
     ),
 ]
+
 
 # --- pool -----------------------------------------------------------------------------------------------------------
 def _pooled(oracle: Callable[..., Any], where: Any, **kw: Any) -> Callable[..., Any]:
@@ -234,7 +240,11 @@ POOL: list[Case] = [
         "min_pool",
         "cropped-ndhwc",
         partial(
-            pool_api.min_pool, window_shape=(2, 2, 3), strides=(1, 2, 2), padding=((0, 1), (-1, 1), (1, 1)), layout="NDHWC"
+            pool_api.min_pool,
+            window_shape=(2, 2, 3),
+            strides=(1, 2, 2),
+            padding=((0, 1), (-1, 1), (1, 1)),
+            layout="NDHWC",
         ),
         ((1, 3, 4, 5, 2),),
         _pooled(pool_oracle.max_pool, _POOL_CROPPED, sign=-1.0),

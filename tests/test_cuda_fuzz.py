@@ -125,7 +125,8 @@ def test_conv_of_tensor_cores(seed: int, dtype: str):
     n = log_int(rng, 1, 130)
     side = int(np.clip((4e8 / (c * k * np.prod(window) * 2 * n)) ** (1 / rank), 9, 40))
     sizes = tuple(max(9, side + int(rng.integers(-3, 4))) for _ in range(rank))
-    activation = rng.choice(np.array([None, None, "relu", "relu6", "silu"], object))
+    # Not relu6: a y just below 6 rounds to 6 in a half type, and the slope there is 0 where float64 has 1.
+    activation = rng.choice(np.array([None, None, "relu", "silu"], object))
     residual = bool(rng.random() < 0.3)
     x = rng.standard_normal((n, *sizes, c))
     w = rng.standard_normal((*window, c, k)) / np.sqrt(c * np.prod(window))

@@ -150,7 +150,8 @@ def test_bias_act(name, dtype):
                 return jaxprims.bias_act(x, bias, name, axis=axis, residual=residual)
 
             def call(*args, fn=fn):
-                y, back = jax.vjp(lambda x: fn(x, *args[1:]), args[0])
+                first, *rest = args
+                y, back = jax.vjp(lambda v: fn(v, *rest), first)
                 return y, back(jnp.cos(args[0].astype(jnp.float32)).astype(y.dtype))[0]
 
             rtol = (16 if dtype == "float32" else 1) * EPS[dtype]

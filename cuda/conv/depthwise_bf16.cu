@@ -1,3 +1,4 @@
+// The depthwise kernels of depthwise.cuh (formula, layouts, work and cost are there) for bfloat16.
 #include "conv/depthwise.cuh"
 #include "conv/depthwise_launch.h"
 

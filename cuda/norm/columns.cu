@@ -2,6 +2,7 @@
 // NHWC (outer 1, width C), instance norm NHWC (outer N), group norm NHWC (outer N, a statistic is `share` neighbouring columns).
 //   forward   y = act((x - mean) rstd scale + bias + residual)
 //   backward  dx = rstd g - (rstd (sum g + xhat sum g xhat) - cmean - 2 (x - mean) cvar) / n, dscale, dbias, dresidual (backward.cu)
+// Long: gather, merge and apply, forward and backward, share one plan of chunks and one set of loads; apart they would repeat them.
 //
 // Work     gather: a thread owns the columns of one vector and walks down a chunk of rows, four loads in flight; moments are
 //          taken about the mean of its first rows and become (count, pivot, mean, squared deviations); the lanes of a block
