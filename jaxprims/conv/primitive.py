@@ -155,7 +155,7 @@ def _fold(a: jax.Array, dim: int, batched: bool, axis: int) -> jax.Array:
 
 def _unfold(a: jax.Array, size: Any, batched: bool, axis: int) -> tuple[jax.Array, int]:
     i = batched + axis
-    return a.reshape((*a.shape[:i], size, a.shape[i] // size if size else 0, *a.shape[i + 1 :])), i
+    return a.reshape((*a.shape[:i], size, a.shape[i] // size, *a.shape[i + 1 :])), i
 
 
 def _batch_axis(
@@ -193,7 +193,7 @@ def _image_batch(name: str, slot: str, out: str, p: ConvParams, args: Any, dims:
     """conv and conv_dx: an image alone folds into N."""
     op = {"conv": conv, "conv_dx": conv_dx}[name]
     specs = {"x": p.lhs_spec, "y": p.out_spec}
-    if dims[1] is None and p.batch_groups == 1 and _nonzero(size):
+    if dims[1] is None and p.batch_groups == 1:
         (y,) = op(p, _fold(args[0], dims[0], getattr(p, f"{slot}_batched"), specs[slot][0]), args[1])
         y, dim = _unfold(y, size, getattr(p, f"{out}_batched"), specs[out][0])
         return (y,), (dim,)
@@ -208,7 +208,7 @@ def _fused_batch(p: ConvParams, args: Any, dims: Any, size: Any) -> tuple[tuple,
     """Folds into N where the image and the residual (if any) are mapped and nothing else is."""
     flags = ("x_batched", "w_batched", *("bias_batched",) * p.has_bias, *("residual_batched",) * p.has_residual)
     images = [f in ("x_batched", "residual_batched") for f in flags]
-    if [d is not None for d in dims] == images and p.batch_groups == 1 and _nonzero(size):
+    if [d is not None for d in dims] == images and p.batch_groups == 1:
         axis = {"x_batched": p.lhs_spec[0], "residual_batched": p.out_spec[0]}
         folded = [
             a if d is None else _fold(a, d, getattr(p, f), axis[f]) for a, d, f in zip(args, dims, flags, strict=True)
@@ -216,11 +216,6 @@ def _fused_batch(p: ConvParams, args: Any, dims: Any, size: Any) -> tuple[tuple,
         y, dim = _unfold(conv_fused(p, *folded)[0], size, p.y_batched, p.out_spec[0])
         return (y,), (dim,)
     return _batch_axis(conv_fused, p, args, dims, size, flags, "y_batched")
-
-
-def _nonzero(size: Any) -> bool:
-    """An empty map keeps its own axis: N could not be told from 0 * N."""
-    return not is_static(size) or size > 0
 
 
 # --- sharding -------------------------------------------------------------------------------------------------------------

@@ -281,17 +281,6 @@ def move_to_front(x: jax.Array, dim: int) -> jax.Array:
     return jnp.moveaxis(x, dim, 0) if dim else x
 
 
-def fold_leading(x: jax.Array, dim: int) -> jax.Array:
-    """The batch axis merged into axis 0 of the unbatched array."""
-    x = move_to_front(x, dim)
-    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
-
-
-def unfold_leading(y: jax.Array, size: int) -> jax.Array:
-    """Inverse of :func:`fold_leading` on a result: axis 0 is the batch again."""
-    return y.reshape(size, y.shape[0] // size, *y.shape[1:])
-
-
 # --- lowering -----------------------------------------------------------------------------------------------------------
 
 
