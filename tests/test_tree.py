@@ -21,6 +21,7 @@ LAYERS = [
     {"bench"},
     {"models", "demo", "doctor"},
     {"linen", "nnx", "cupy"},
+    {"exchange"},
     {"jaxprims"},
     {*FAMILIES, "explain"},
     {"core"},
