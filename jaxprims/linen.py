@@ -62,7 +62,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *ops.OPS, *dir(_flax)})
 
 
-def _shared_weights(layer: Any) -> bool:
+def _usual_conv(layer: Any) -> bool:
     """Whether the convolution is the one that Flax takes by default, or jaxprims' own named in its place."""
     usual = (None, jax.lax.conv_general_dilated, jaxprims.conv_general_dilated)
     return layer.conv_general_dilated_cls is None and layer.conv_general_dilated in usual
@@ -109,7 +109,7 @@ class Conv(_flax.Conv):
         """Applies the layer to (*batch, spatial axes..., channels), or with "NCHW" (*batch, channels, spatial axes...)."""
         window = _window(self)
         axis = _channels(inputs, window, self.layout)
-        if not _shared_weights(self) or ops.narrow(inputs.dtype, self.dtype, self.param_dtype):
+        if not _usual_conv(self) or ops.narrow(inputs.dtype, self.dtype, self.param_dtype):
             call = super().__call__
             return ops.finish(ops.in_channels_last(call, inputs, axis), self.activation, residual)
         channels, groups = inputs.shape[axis], self.feature_group_count
