@@ -21,7 +21,7 @@ LAYERS = [
     {"bench"},
     {"models", "demo", "doctor"},
     {"linen", "nnx", "cupy"},
-    {"exchange"},
+    {"exchange", "flax_ops"},
     {"jaxprims"},
     {*FAMILIES, "explain"},
     {"core"},
