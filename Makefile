@@ -2,6 +2,7 @@
 # make test      set up .venv and run the tests; make gpu-test: those that need a GPU
 # make bench     time the convolutions on this GPU beside XLA and PyTorch; make bench SUITE=membound: the other ops
 # make build     every CUDA kernel into jaxprims/_cuda.so (needs nvcc, no GPU)
+# make notebooks run the notebooks and write their outputs into them
 # make lint      ruff and pyright
 # make check     what CI runs (.ci/run)
 # make clean     remove .venv and everything built
@@ -17,9 +18,9 @@ OLDEST_JAXLIB := 0.10.0
 FFI_INCLUDE ?= $(CURDIR)/build/jaxlib/jaxlib/include
 SOURCES := $(wildcard cuda/*/*.cu cuda/*/*.h cuda/*/*.cuh)
 
-.PHONY: help demo test gpu-test bench build lint check clean
+.PHONY: help demo test gpu-test bench build notebooks lint check clean
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 10
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -n 11
 
 demo: $(VENV)/.done
 	$(BIN)/python -m jaxprims demo $(ARGS)
@@ -50,6 +51,10 @@ $(CURDIR)/build/jaxlib/jaxlib/include/xla/ffi/api/ffi.h:
 	"$$(sh .ci/python $(PYTHON))" -m pip install --quiet --disable-pip-version-check --no-deps --upgrade \
 	  --target build/jaxlib jaxlib==$(OLDEST_JAXLIB)
 	@touch $@
+
+notebooks: $(VENV)/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[notebooks]"
+	$(BIN)/python notebooks/run.py $(ARGS)
 
 lint: $(VENV)/.done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[lint]"
