@@ -5,6 +5,7 @@ With JAXPRIMS_REQUIRE_NOTEBOOKS=1 (as CI has it in the stage of this name) a mis
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import os
@@ -101,6 +102,36 @@ def test_the_folder_stays_small():
     assert sum(p.stat().st_size for p in NOTEBOOKS) < LARGEST
 
 
+def test_the_speed_notebook_takes_a_file_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    plt = pytest.importorskip("matplotlib.pyplot")
+    plt.switch_backend("Agg")
+    (tmp_path / "pyproject.toml").touch()
+    folder = tmp_path / "benchmarks" / "results"
+    folder.mkdir(parents=True)
+    head = (
+        "row,dtype,contender,platform,ms,per_second,ratio,temp_mib,peak_mib,compile_s,busy_ms,norm_ms,other_ms,failed"
+    )
+    lines = [
+        "net,bf16,flax,gpu,4,1000,,100,200,3,4,2,2,0",
+        "net,bf16,jaxprims,gpu,2,2000,2,50,150,1,2,1,1,0",
+        "net,bf16,jaxprims-recompute,gpu,,,,,,,,,,1",
+    ]
+    for name, date in (("models-a.csv", "2026-01-02"), ("models-b.csv", "2026-01-01")):  # the newer by what it says
+        text = [f"{head},commit,gpu,jax,torch,date", *(f"{line},{name},G,1,,{date}" for line in lines)]
+        (folder / name).write_text("\n".join(text) + "\n")
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for cell in code_cells(read(NOTEBOOKS[4])):
+        exec("".join(cell["source"]), names)
+    drawn = [axis for number in plt.get_fignums() for axis in plt.figure(number).axes]
+    plt.close("all")
+    out = capsys.readouterr().out
+    assert "models-a.csv: G" in out and "models-b.csv" not in out and "conv: no file yet" in out
+    assert re.search(r"net bf16 +flax +4.00", out) and re.search(r"jaxprims +2.00 +2000 +50 +150 +1.0 +2.00", out)
+    assert re.search(r"jaxprims-recompute +FAILED", out)
+    assert len(drawn) == 2 and [bar.get_width() for bar in drawn[0].patches] == [1.0, 2.0]
+
+
 @each
 def test_runs_from_start_to_end(path: Path, monkeypatch: pytest.MonkeyPatch):
     missing = [name for name in NEEDS if importlib.util.find_spec(name) is None]
@@ -109,7 +140,7 @@ def test_runs_from_start_to_end(path: Path, monkeypatch: pytest.MonkeyPatch):
     assert not missing
     monkeypatch.delenv("XLA_FLAGS", raising=False)  # the tests' eight devices
     monkeypatch.syspath_prepend(str(ROOT / "notebooks"))
-    run = __import__("run")
+    run = importlib.import_module("run")
     try:
         book = run.execute(path)
     finally:
