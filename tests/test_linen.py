@@ -280,6 +280,18 @@ def test_a_convolution_function_of_the_users():
     assert "conv" in primitives(lambda v: named.apply(v, x), variables)
 
 
+@pytest.mark.parametrize("name", ["Conv-same", "ConvTranspose-stride2"])
+def test_floats_of_eight_bits(name):
+    case, x = BY_ID[name], BY_ID[name].data()
+    eight = dict(dtype=jnp.float8_e4m3fn)
+    variables = init(case.linen(linen, **eight), x)
+    y = case.linen(linen, **eight).apply(variables, x)
+    equal(case.linen(ours, **eight).apply(variables, x), y)
+    got = case.linen(ours, activation="relu", **eight).apply(variables, x, residual=jnp.ones_like(y))
+    want = jax.nn.relu(y.astype(jnp.float32) + 1).astype(y.dtype)
+    equal(got, want)
+
+
 @pytest.mark.parametrize("name", ["BatchNorm-average", "BatchNorm-train", "LayerNorm-last", "GroupNorm-groups"])
 def test_complex_input(name):
     case = BY_ID[name]
@@ -654,7 +666,10 @@ def test_lifted_transformations(lift):
 @pytest.mark.gpu
 @each
 def test_parity_on_a_gpu(case):
-    """The table on the kernels (a case that none takes is an error), Flax beside it on XLA at HIGHEST."""
+    """The table on the kernels (a case that none takes is an error), Flax beside it on XLA at HIGHEST.
+
+    Gradients get a little more room: a sum over all pixels in another order, and Flax's fast variance beside ours.
+    """
     if "no-window" in case.name:
         pytest.skip("its result has no elements: there is nothing to launch")
     flax_layer, layer, x = case.linen(linen), case.linen(ours), case.data()
@@ -662,7 +677,9 @@ def test_parity_on_a_gpu(case):
         variables = stir(init(flax_layer, x, **case.call()))
     want = everything(flax_layer, variables, x, **case.call())
     with jaxprims.use("cuda"):
-        close(everything(layer, variables, x, **case.call()), want)
+        got = everything(layer, variables, x, **case.call())
+    close(got[0], want[0])
+    close(got[1:], want[1:], 3e-5)
 
 
 @pytest.mark.gpu
