@@ -124,6 +124,14 @@ def test_what_jax_cannot_take_is_copied_by_compact(into_jax: list[int]):
     np.testing.assert_allclose(got, jaxprims.softmax(x.T), rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape, strides", [((1, 4), (999, 1)), ((3, 1, 4), (4, 0, 1)), ((1, 1, 4), (-3, 5, 1))])
+def test_strides_of_axes_with_one_element_mean_nothing(shape, strides, into_jax: list[int]):
+    x = np.lib.stride_tricks.as_strided(aligned((int(np.prod(shape)),)), shape, [4 * s for s in strides])
+    got = exchange.wrap(jaxprims.softmax, NUMPY)(x, axis=0)
+    assert into_jax == [x.ctypes.data]
+    np.testing.assert_allclose(got, jaxprims.softmax(x.copy(), axis=0), rtol=1e-6)
+
+
 def test_compiled_once_for_each_shape_and_static_argument():
     traced = []
 
