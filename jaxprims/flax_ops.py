@@ -93,7 +93,7 @@ def normalise(
         residual = jnp.asarray(residual)
         want = jnp.promote_types(want, residual.dtype)
     wide = functools.reduce(jnp.promote_types, (x.dtype, want, *(p.dtype for p in (*given, *before))), jnp.float32)
-    inside = want if x.dtype == want else wide
+    inside = want if x.dtype == want and wide in (want, jnp.float32) else wide
 
     def cast(p: jax.Array | None) -> jax.Array | None:
         return p if p is None or p.dtype in (inside, jnp.float32) else p.astype(wide)
