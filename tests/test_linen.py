@@ -140,9 +140,10 @@ def test_half_types_round_once(case, dtype):
 @pytest.mark.parametrize("x, dtype", [("float64", None), ("float64", "float32"), ("float32", "float32")])
 def test_float64_parameters_and_inputs(x, dtype):
     with jax.enable_x64(True):
-        for case in (BY_ID["BatchNorm-train"], BY_ID["LayerNorm-last"]):
+        for case in (BY_ID["BatchNorm-train"], BY_ID["BatchNorm-average"], BY_ID["LayerNorm-last"]):
             data = case.data(dtype=x)
             variables = stir(init(case.linen(linen, param_dtype=jnp.float64), data, **case.call()))
+            variables = stir(jax.tree.map(lambda a: a.astype(jnp.float64), variables))
             got = applied(case.linen(ours, dtype=dtype), variables, data, **case.call())
             want = applied(case.linen(linen, dtype=dtype), variables, data, **case.call())
             close(got, want, 1e-6 if dtype else 1e-12)
