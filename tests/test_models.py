@@ -76,7 +76,8 @@ def apart(a, b) -> float:
 
 # Sums of up to 10^4 float32 terms in another order differ by sqrt(10^4) eps = 1e-5 of their terms' size; the deepest of the small
 # models has a dozen of them in a row each way, of which the root counts, and norms subtract means behind them: ten times that.
-TOLERANCE = 10 * math.sqrt(12) * 100 * EPS
+SUMS = math.sqrt(12) * 100 * EPS
+TOLERANCE = 10 * SUMS
 ULPS = 16 * EPS  # of one computation, compiled twice
 
 CONFIGS = [("flax", "default"), ("jaxprims", "default"), ("jaxprims", "recompute")]
@@ -96,18 +97,28 @@ def test_a_model_is_the_same_on_both(name: str):
         for layers, memory in CONFIGS if name in RECOMPUTED else CONFIGS[:2]:
             model = small(name, layers, memory)
             state = state_of(model, x, optimizer)
-            step = compiled(train_step(model, optimizer)[1], state, x, target)
-            first, loss = step(state, x, target)
+            train = train_step(model, optimizer)[1]
+
+            def both(
+                state, x, target, model=model, train=train
+            ):  # one program: the compiler makes one code of what is alike
+                y = model.apply({"params": state.params, "batch_stats": state.stats}, x, train=False)
+                return train(state, x, target), y
+
+            program = compiled(both, state, x, target)
+
+            def step(*args, program=program):
+                return program(*args)[0]
+
+            (first, loss), y = program(state, x, target)
             losses = [loss, *losses_of(step, first, x, target, 2)]
-            got[layers, memory] = {"gradients": first.optimizer, "batch statistics": first.stats, "losses": losses}
-            if memory == "default":
-                variables = filled(shapes(model, x))
-                forward = functools.partial(model.apply, train=False)
-                got[layers, memory]["results"] = compiled(forward, variables, x)(variables, x)
+            got[layers, memory] = {
+                "results": y, "gradients": first.optimizer, "batch statistics": first.stats, "losses": losses,
+            }  # fmt: skip
             if name == "resnet18" and memory == "default":
                 got[layers, memory]["fifty"] = np.array(losses_of(step, state, x, target, 50))
                 if layers == "flax":  # from parameters that differ by rounding
-                    near = jax.tree.map(lambda p: p * (1 + 8 * EPS), state.params)
+                    near = jax.tree.map(lambda p: np.asarray(p) * np.float32(1 + 8 * EPS), state.params)
                     yardstick = np.array(losses_of(step, state._replace(params=near), x, target, 50))
     theirs, ours = got["flax", "default"], got["jaxprims", "default"]
     for what in theirs.keys() - {"fifty"}:
@@ -131,11 +142,11 @@ def losses_of(step, state, x, target, many: int) -> list:
 def compare_training(ours: np.ndarray, theirs: np.ndarray, yardstick: np.ndarray) -> None:
     """Losses side by side. Training magnifies rounding: how much is learned from a second run of Flax's, which begins 8 ulp off.
 
-    Ours differs from Flax's by more roundings, in every step, than that: ten times as far is allowed, and TOLERANCE in any case.
+    Ours differs from Flax's by other roundings, in every step: four times as far is allowed, beside that of one step's sums.
     """
     assert theirs[-1] < 0.5 * theirs[0], "nothing was learned"
     spread = np.maximum.accumulate(np.abs(yardstick - theirs) / theirs)
-    assert np.all(np.abs(ours - theirs) / theirs <= TOLERANCE + 10 * spread), np.stack([theirs, ours, spread])
+    assert np.all(np.abs(ours - theirs) / theirs <= SUMS + 4 * spread), np.stack([theirs, ours, spread])
 
 
 # --- the programs -------------------------------------------------------------------------------------------------------------
