@@ -93,7 +93,7 @@ def normalise(
         residual = jnp.asarray(residual)
         want = jnp.promote_types(want, residual.dtype)
     wide = functools.reduce(jnp.promote_types, (x.dtype, want, *(p.dtype for p in (*given, *before))), jnp.float32)
-    inside = want if x.dtype == want else wide
+    inside = want if x.dtype == want and wide in (want, jnp.float32) else wide
 
     def cast(p: jax.Array | None) -> jax.Array | None:
         return p if p is None or p.dtype in (inside, jnp.float32) else p.astype(wide)
@@ -125,13 +125,14 @@ def finish(
     extra = [jnp.asarray(a) for a in (bias, residual) if a is not None]
     if activation is None and not extra:
         return y
-    y = y.astype(functools.reduce(jnp.promote_types, (a.dtype for a in extra), y.dtype))
-    if activation is None and not jnp.issubdtype(y.dtype, jnp.floating):
+    want = functools.reduce(jnp.promote_types, (a.dtype for a in extra), y.dtype)
+    inside = jnp.dtype(jnp.float32) if _narrow(want) else want
+    if activation is None and not jnp.issubdtype(want, jnp.floating):  # integers and complex numbers
         if bias is not None:
             y += jnp.expand_dims(bias, [a for a in range(y.ndim) if a != axis % y.ndim])
         return y if residual is None else y + residual
-    cast = [None if a is None else jnp.asarray(a).astype(y.dtype) for a in (bias, residual)]
-    return jaxprims.bias_act(y, cast[0], activation, axis, cast[1])
+    bias, residual = (None if a is None else jnp.asarray(a).astype(inside) for a in (bias, residual))
+    return jaxprims.bias_act(y.astype(inside), bias, activation, axis, residual).astype(want)
 
 
 # --- axes and layouts -----------------------------------------------------------------------------------------------
@@ -336,29 +337,31 @@ def _wrap(y: jax.Array, axis: int, period: int, late: bool) -> jax.Array:
 # --- pools ----------------------------------------------------------------------------------------------------------
 
 
-def _pool_by_flax(inputs: Any, window_shape: Any, strides: Any, padding: Any, ordered: bool) -> bool:
-    """True for a call of Flax's that jaxprims' pools refuse and Flax answers."""
-    if not isinstance(window_shape, Sequence) or len(window_shape) > 3 or inputs.ndim < len(window_shape) + 1:
-        return isinstance(window_shape, Sequence) and len(window_shape) > 3
-    rank, dtype = len(window_shape), inputs.dtype
+def _answered_by_flax(inputs: jax.Array, window: Sequence[int], padding: Any, ordered: bool) -> bool:
+    """True for a pool that jaxprims refuses and Flax computes. ``ordered``: maxima, which integers have too."""
+    rank, dtype = len(window), inputs.dtype
+    if not 1 <= rank <= 3:
+        return True
     if not jnp.issubdtype(dtype, jnp.floating) and not (ordered and jnp.issubdtype(dtype, jnp.integer)):
         return True
     sizes = inputs.shape[-rank - 1 : -1]
     if narrow(dtype) or not all(isinstance(s, int) for s in sizes):
         return True
     if isinstance(padding, str):
-        return padding.upper() == "VALID" and any(w > s for w, s in zip(window_shape, sizes, strict=True))
-    if not isinstance(padding, Sequence) or len(padding) != rank:
-        return False
-    pairs = [tuple(p) if isinstance(p, Sequence) else (p, p) for p in padding]
-    return any(max(p) >= w or w > s + sum(p) for p, w, s in zip(pairs, window_shape, sizes, strict=True))
+        pads = [(0, 0)] * rank if padding.upper() == "VALID" else []  # the others always fit
+    else:
+        pads = list(padding) if isinstance(padding, Sequence) and all(isinstance(p, Sequence) for p in padding) else []
+    return any(max(p) >= w or w > s + sum(p) for p, w, s in zip(pads, window, sizes))
 
 
 def _pool(name: str, inputs: Any, window_shape: Any, strides: Any, padding: Any, extra: dict, own: dict) -> jax.Array:
-    """``own``: what only jaxprims' pool takes; where Flax's answers, it must be as Flax has it."""
+    """``own``: the keywords that Flax's pool lacks; where one is in use, jaxprims' pool says what is wrong."""
     inputs = jnp.asarray(inputs)
-    if own == {"window_dilation": None, "layout": "NHWC"} and _pool_by_flax(
-        inputs, window_shape, strides, padding, name != "avg_pool"
+    plain = own == {"window_dilation": None, "layout": "NHWC"} and isinstance(window_shape, Sequence)
+    if (
+        plain
+        and inputs.ndim > len(window_shape)
+        and _answered_by_flax(inputs, window_shape, padding, name != "avg_pool")
     ):
         strides = None if strides is None else _per_axis(strides, len(window_shape))
         return getattr(flax_linen.pooling, name)(inputs, tuple(window_shape), strides, padding, **extra)

@@ -14,7 +14,7 @@ rules, so that checkpoints load both ways. They add keywords for what one op of 
 
 Statistics are exact whatever ``use_fast_variance`` says, and float32 at least whatever ``force_float32_reductions`` says. With
 ``axis_name``, batch norm combines counts, means and squared deviations, so that masks with unequal counts come out right;
-a channel without any unmasked element has mean 0 and variance 0 (Flax: NaN).
+an empty batch, or a channel without any unmasked element, has mean 0 and variance 0 (Flax: NaN).
 
 Flax's own code runs, with the extra keywords added behind, where no op of jaxprims takes the call: a convolution
 function given by the user (``conv_general_dilated``, ``conv_general_dilated_cls``), complex input to a norm, floats of 8 bits, an
@@ -201,7 +201,9 @@ class BatchNorm(_flax.BatchNorm):
             axis=features, eps=self.epsilon, dtype=self.dtype, residual=residual, activation=self.activation
         )
         if average:
-            before = (mean.value.astype(kept), var.value.astype(kept))
+            before = (jnp.asarray(mean.value), jnp.asarray(var.value))
+            if not self.force_float32_reductions:
+                before = (before[0].astype(kept), before[1].astype(kept))
             return ops.normalise(jaxprims.batch_norm_inference, x, *params, before=before, **options)
         first = self.is_initializing()
         y, batch_mean, batch_var = ops.normalise(

@@ -32,7 +32,25 @@ from flax import nnx, serialization
 
 from jaxprims import nnx as ours
 
-each = pytest.mark.parametrize("case", [c for c in CASES if c.nnx], ids=case_id)
+# What reads these arguments is shared with linen, whose tests run the whole table.
+SHARED = {
+    "Conv": (
+        "strides-none",
+        "valid",
+        "same-lower",
+        "int-padding",
+        "circular-even-dilated",
+        "depthwise",
+        "1d-int-kernel",
+    ),
+    "ConvTranspose": ("pairs", "transposed-kernel", "circular", "1d", "one-image"),
+    "BatchNorm": ("channels-first-average", "no-scale", "no-bias", "mask"),
+    "LayerNorm": ("no-bias", "images", "mask"),
+    "RMSNorm": ("images",),
+    "GroupNorm": ("one-group", "rows"),
+}
+TABLE = [c for c in CASES if c.nnx and c.name not in SHARED.get(c.layer, ())]
+each = pytest.mark.parametrize("case", TABLE, ids=case_id)
 plain = pytest.mark.parametrize("case", PLAIN, ids=case_id)
 HALVES = (jnp.bfloat16, jnp.float16)
 
@@ -465,7 +483,10 @@ def test_lifted_transformations():
 @pytest.mark.gpu
 @each
 def test_parity_on_a_gpu(case):
-    """The table on the kernels (a case that none takes is an error), Flax beside it on XLA at HIGHEST."""
+    """The table on the kernels (a case that none takes is an error), Flax beside it on XLA at HIGHEST.
+
+    Gradients get a little more room: a sum over all pixels in another order, and Flax's fast variance beside ours.
+    """
     if "no-window" in case.name:
         pytest.skip("its result has no elements: there is nothing to launch")
     theirs, mine, x = case.nnx_layer(nnx), case.nnx_layer(ours), case.data()
@@ -473,7 +494,9 @@ def test_parity_on_a_gpu(case):
     loaded(theirs, tree), loaded(mine, tree)
     want = everything(theirs, x, **case.call())
     with jaxprims.use("cuda"):
-        close(everything(mine, x, **case.call()), want)
+        got = everything(mine, x, **case.call())
+    close(got[0], want[0])
+    close(got[1:], want[1:], 3e-5)
 
 
 @pytest.mark.gpu
