@@ -252,7 +252,7 @@ def test_parameters_and_results_at_full_size(name: str):
 
 def resnet50_bytes(batch: int = 256) -> dict[str, int]:
     """What ResNet-50 keeps in bfloat16, by hand: outputs of convolutions, norms inside blocks, and so on."""
-    made = {"conv": 112 * 112 * 64, "inner": 0, "shortcut": 0, "block": [], "pool": 56 * 56 * 64}
+    made = {"conv": 112 * 112 * 64, "inner": 0, "block": [], "pool": 56 * 56 * 64}
     size = 56
     for stage, blocks in enumerate((3, 4, 6, 3)):
         f = 64 * 2**stage
@@ -262,12 +262,10 @@ def resnet50_bytes(batch: int = 256) -> dict[str, int]:
             inner, out = entry + size * size * f, 4 * size * size * f
             made["conv"] += inner + out * (2 if i == 0 else 1)
             made["inner"] += inner
-            made["shortcut"] += out if i == 0 else 0
             made["block"].append(out)
-    made["block"] = made["block"][:-1]  # the last one is only averaged
     kept = {k: 2 * batch * v for k, v in made.items() if k != "block"}
     kept["block"] = 2 * batch * sum(made["block"])
-    kept["every second block"] = 2 * batch * sum(made["block"][1::2])
+    kept["every second block"] = 2 * batch * sum(made["block"][1:-1:2])  # the last one is only averaged
     kept["pool"] += batch * made["pool"]  # one byte more of each for the place of its maximum
     return kept
 
@@ -289,12 +287,12 @@ def test_what_resnet50_keeps():
 
         got[layers, memory] = saved_bytes(logits, *args)
     k = resnet50_bytes()
-    default = k["conv"] + k["pool"] + k["inner"] + k["shortcut"] + k["block"]
+    default = k["conv"] + k["pool"] + k["inner"] + k["block"]
     recompute = k["conv"] + k["pool"] + k["every second block"]
     weights = 2 * PARAMETERS["resnet50"]
     assert 0 <= got["jaxprims", "default"] - default < 1.1 * weights
     assert 0 <= got["jaxprims", "recompute"] - recompute < 1.1 * weights
-    assert got["jaxprims", "recompute"] / got["jaxprims", "default"] < 0.64
+    assert got["jaxprims", "recompute"] / got["jaxprims", "default"] < 0.68
     row = f"| `resnet50` | 256 | {got['jaxprims', 'default'] / 2**30:.2f} GiB | {got['jaxprims', 'recompute'] / 2**30:.2f} GiB |"
     assert row in (Path(__file__).parent.parent / "README.md").read_text()
     assert got["jaxprims", "default"] < 0.35 * got["flax", "default"]  # float32 copies, which XLA mostly does not make
