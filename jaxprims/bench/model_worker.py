@@ -27,6 +27,7 @@ import jax.numpy as jnp
 from jaxprims import models
 from jaxprims.bench import profile, timing
 from jaxprims.bench.model_rows import ModelRow
+from jaxprims.bench.run import short
 
 if importlib.util.find_spec("torch"):
     with contextlib.suppress(Exception):  # a broken installation is no rival
@@ -70,11 +71,6 @@ class Tell:
 
     def note(self, text: str) -> None:
         self.pipe.send({"note": text})
-
-
-def short(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:300]}"
 
 
 def prepare(cpu: bool, log: str = "") -> None:
