@@ -21,6 +21,7 @@ LAYERS = [
     {"bench"},
     {"models", "demo", "doctor"},
     {"linen", "nnx", "cupy"},
+    {"flax_ops"},
     {"jaxprims"},
     {*FAMILIES, "explain"},
     {"core"},

@@ -37,6 +37,7 @@ def conv_transpose(
     output_padding: int | Sequence[int] = 0,
     bias: jax.Array | None = None,
     activation: str | None = None,
+    residual: jax.Array | None = None,
 ) -> jax.Array:
     """Transposed ("fractionally strided") convolution, with the arguments of :func:`jax.lax.conv_transpose`.
 
@@ -63,7 +64,7 @@ def conv_transpose(
       padding_convention: "lax" or "torch", which says what numbers mean (the strings mean the same in both);
         ``use_consistent_padding=True``, jax.lax's name for it, is "torch".
       output_padding: with "torch", elements added at the high end, fewer than the stride or the dilation.
-      bias, activation: as in :func:`jaxprims.conv`.
+      bias, activation, residual: as in :func:`jaxprims.conv`.
       precision, preferred_element_type: as in :func:`jaxprims.conv_general_dilated`, also for numerics and errors.
 
     >>> import jax.numpy as jnp
@@ -120,7 +121,7 @@ def conv_transpose(
         preferred_element_type=preferred_element_type,
         names=("strides", "strides", "rhs_dilation", "feature_group_count"),
     )
-    return with_epilogue(params, x, w, bias, None, activation)
+    return with_epilogue(params, x, w, bias, residual, activation)
 
 
 def _string_padding(padding: str, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> tuple:
