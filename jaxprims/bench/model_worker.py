@@ -301,7 +301,7 @@ def _torch(job: Job, tell: Tell) -> None:
     tell.stage("parameters")
     device = "cuda" if gpu else "cpu"
     torch.manual_seed(0)
-    train = torch_models.Training(torch, row, device, compiled=job.contender == "torch.compile")
+    train = torch_models.Training(row, device, compiled=job.contender == "torch.compile")
     tell.figures(parameters=train.parameters)
     tell.stage("compiling" if job.contender == "torch.compile" else "timing")
     steps = TorchSteps(torch, train.step, gpu)
