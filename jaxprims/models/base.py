@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -38,6 +39,21 @@ class Part(linen.Module):
     def stretch(self, fn: Callable[..., Any], *arrays: Any) -> Any:
         """``fn(self, *arrays)``, in recompute mode as a stretch whose unmarked values are not kept."""
         return memory_mode.recompute(self, self.memory, fn, *arrays)
+
+    def chain(self, blocks: Sequence[Callable[[], linen.Module]], x: Any, keep_every: int) -> Any:
+        """x through all blocks; in recompute mode one block output in ``keep_every`` is kept, the others computed again.
+
+        ``blocks`` make the modules, so that these belong to the stretch that runs them.
+        """
+
+        def run(_: linen.Module, x: Any, some: Sequence[Callable[[], linen.Module]]) -> Any:
+            for block in some:
+                x = block()(x)
+            return x
+
+        for start in range(0, len(blocks), keep_every):
+            x = self.stretch(functools.partial(run, some=blocks[start : start + keep_every]), x)
+        return x
 
 
 class Model(Part):

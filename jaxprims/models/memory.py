@@ -2,14 +2,14 @@
 
 Between two convolutions of a network stand a norm, its activation, perhaps an addition or a pool. Differentiated as they
 are, they keep two arrays for each convolution: its output (the norm reads it again) and the activated, normalised array
-(the next convolution's weight gradient reads it). The second is a function of the first, cheap to compute again: a pass
+(the next convolution's weight gradient reads it). The second is a function of the first, cheap to compute again: passes
 over memory and no matrix product.
 
-In recompute mode a model marks the output of every convolution and matrix product by :func:`keep`, and runs the stretches
-between by :func:`recompute`. What is marked is kept; everything else of a stretch is computed again in the backward pass,
-right before the gradient that reads it, and freed after it. A convolution is never computed twice. Stretches may nest: an
-outer one over two residual blocks lets go of the block output between them too, an inner one from each convolution's output
-to the next holds its own part back until the gradient arrives there.
+In recompute mode a model runs such stretches by :func:`recompute`, each from one convolution's output to the next one's.
+The results of convolutions, matrix products and sums are kept; everything else of a stretch is computed again in the
+backward pass, after the gradient has arrived there and before what reads it, and freed behind it. No convolution is computed
+twice. Stretches nest: an outer one over two residual blocks lets go of the block output between them too, and the inner
+ones still hold their own part back until the gradient reaches them.
 
 The results are those of the default mode: the same operations on the same values, some of them twice.
 """
@@ -22,26 +22,21 @@ from typing import Any
 
 import jax
 from flax import linen
-from jax.ad_checkpoint import checkpoint_name
 
 MODES = ("default", "recompute")
-KEPT = "jaxprims_kept"
-_NAMED = jax.checkpoint_policies.save_only_these_names(KEPT)
-_STATISTICS = ("reduce_sum", "reduce_max", "norm_stats")  # results of reductions: small, and a whole pass to make again
+KEPT = (
+    "conv", "conv_fused", "conv_general_dilated", "dot_general",  # too dear to compute again
+    "norm_stats", "reduce_sum", "reduce_max",  # statistics: small, and a pass over their operand to make
+)  # fmt: skip
 
 
-def policy(primitive: Any, *avals: Any, **params: Any) -> Any:
-    """jax.checkpoint's question whether a value is kept: yes for what :func:`keep` marked, and for statistics."""
-    return _NAMED(primitive, *avals, **params) or primitive.name in _STATISTICS
-
-
-def keep(x: jax.Array) -> jax.Array:
-    """Mark the output of a convolution or matrix product; without :func:`recompute` around it this does nothing."""
-    return checkpoint_name(x, KEPT)
+def policy(primitive: Any, *_: Any, **__: Any) -> bool:
+    """The answer to jax.checkpoint, whether the results of a primitive are kept."""
+    return primitive.name in KEPT
 
 
 def recompute(module: linen.Module, mode: str, stretch: Callable[..., Any], *arrays: Any) -> Any:
-    """``stretch(module, *arrays)``; in mode "recompute" its unmarked values are computed again in the backward pass.
+    """``stretch(module, *arrays)``; in mode "recompute" it keeps the results of the primitives KEPT alone.
 
     ``module`` is the linen module whose compact method calls this; layers made inside the stretch are its own.
     """

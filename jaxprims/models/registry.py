@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxprims.models import resnet
+from jaxprims.models import alexnet, convnext, dqn, resnet, sequence, unet
 from jaxprims.models.base import Model
 from jaxprims.models.layers import NAMESPACES
 from jaxprims.models.memory import MODES
@@ -67,7 +67,28 @@ MODELS: dict[str, ModelSpec] = {
     "resnet50": ModelSpec(
         resnet.ResNet50, _images(224), 1000, 256, Small({"width": 4, "num_classes": 10}, (4, 32, 32, 3))
     ),
-}
+    "alexnet": ModelSpec(
+        alexnet.AlexNet, _images(227), 1000, 256, Small({"width": 24, "hidden": 32, "num_classes": 10}, (4, 67, 67, 3))
+    ),
+    "convnext_t": ModelSpec(
+        convnext.ConvNeXt, _images(224), 1000, 128,
+        Small({"depths": (1, 2), "widths": (8, 16), "num_classes": 10}, (4, 32, 32, 3)),
+    ),
+    "unet_block": ModelSpec(
+        unet.UNetBlock, lambda batch: (batch, 64, 64, 320), "regression", 16,
+        Small({"features": 8, "groups": 2}, (2, 8, 8, 8)),
+    ),
+    "unet3d_block": ModelSpec(
+        unet.UNet3DBlock, lambda batch: (batch, 64, 64, 64, 64), "regression", 4, Small({"features": 4}, (2, 8, 8, 8, 2))
+    ),
+    "causal_conv": ModelSpec(
+        sequence.CausalConvBlock, lambda batch: (batch, 2048, 2048), "regression", 8, Small({}, (2, 32, 8))
+    ),
+    "dqn": ModelSpec(
+        dqn.DQN, lambda batch: (16, batch, 84, 84, 4), "regression", 32,
+        Small({"width": 4, "hidden": 16}, (3, 2, 36, 36, 4)), target_shape=lambda shape: (*shape[:2], 18),
+    ),
+}  # fmt: skip
 
 
 def make(

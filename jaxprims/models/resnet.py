@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from flax import linen
 
 from jaxprims.models.base import Model, Part
-from jaxprims.models.memory import keep
 
 
 class _Block(Part):
@@ -47,12 +46,12 @@ class _Block(Part):
     @linen.compact
     def __call__(self, x: Any) -> Any:
         first, *rest = self.convolutions()
-        y = keep(self.conv(*first)(x))
+        y = self.conv(*first)(x)
         for options in rest:
-            y = self.stretch(lambda block, y, options=options: keep(block.conv(*options)(block.norm()(y))), y)
+            y = self.stretch(lambda block, y, options=options: block.conv(*options)(block.norm()(y)), y)
         filters = rest[-1][0]
         if x.shape != y.shape:
-            x = keep(self.conv(filters, 1, self.strides, name="conv_proj")(x))
+            x = self.conv(filters, 1, self.strides, name="conv_proj")(x)
             x = self.norm(None, name="norm_proj")(x)
         return self.norm(scale_init=linen.initializers.zeros_init())(y, residual=x)
 
@@ -101,29 +100,19 @@ class ResNet(Model):
         )(x)  # fmt: skip
         x = nn.BatchNorm(
             use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=self.dtype, activation="relu", name="bn_init"
-        )(keep(x))  # fmt: skip
+        )(x)  # fmt: skip
         x = nn.max_pool(x, (3, 3), strides=(2, 2), padding="SAME")
 
         cls = BottleneckResNetBlock if self.bottleneck else ResNetBlock
+        places = [(stage, i) for stage, size in enumerate(self.stage_sizes) for i in range(size)]
         blocks = [
             functools.partial(
-                cls,
-                **self.shared,
-                filters=self.width * 2**stage,
-                strides=2 if stage > 0 and i == 0 else 1,
-                train=train,
+                cls, **self.shared, filters=self.width * 2**stage, strides=2 if stage > 0 and i == 0 else 1, train=train,
+                name=f"{cls.__name__}_{at}",
             )
-            for stage, size in enumerate(self.stage_sizes)
-            for i in range(size)
-        ]
-
-        def run(model: ResNet, x: Any, start: int) -> Any:
-            for i, block in enumerate(blocks[start : start + self.keep_every], start):
-                x = block(name=f"{cls.__name__}_{i}")(x)
-            return x
-
-        for start in range(0, len(blocks), self.keep_every):
-            x = self.stretch(functools.partial(run, start=start), x)
+            for at, (stage, i) in enumerate(places)
+        ]  # fmt: skip
+        x = self.chain(blocks, x, self.keep_every)
         x = jnp.mean(x, axis=(1, 2))
         return nn.Dense(self.num_classes, dtype=self.dtype)(x)
 
