@@ -140,10 +140,10 @@ def bars(path: Path, results: list[Result], ceilings: dict[str, float], machine:
 
 # --- models ---------------------------------------------------------------------------------------------------------------
 
-# By class of kernel, apart for the colour-blind too (Okabe and Ito), ours and the rivals' bars alike.
+# By class of kernel, ours and the rivals' bars alike; none is a colour of the bars beside them.
 CLASS_COLOURS = {
-    "convolution": "#0072b2", "norm": "#e69f00", "pool": "#009e73", "elementwise": "#cc79a7", "copy": "#d55e00",
-    "other": "#999999",
+    "convolution": "#332288", "norm": "#ddcc77", "pool": "#117733", "elementwise": "#cc6677", "copy": "#88ccee",
+    "other": "#bbbbbb",
 }  # fmt: skip
 OTHER_OURS = "#56b4e9"  # recompute
 
