@@ -35,7 +35,20 @@ FLOOR, FACTOR = 1e-5, 16.0
 ACCURACY = 0.015  # five or six of the 360 images
 BATCHES = 4  # different ones, taken in turn
 IMAGES = 8  # of a batch at full size
-FIELDS = ("kind", "model", "shape", "step", "flax", "jaxprims", "difference", "noise", "tolerance", "within", "notes", *report.META)
+FIELDS = (
+    "kind",
+    "model",
+    "shape",
+    "step",
+    "flax",
+    "jaxprims",
+    "difference",
+    "noise",
+    "tolerance",
+    "within",
+    "notes",
+    *report.META,
+)
 
 
 @dataclass(frozen=True)
@@ -197,30 +210,43 @@ def main(
     jobs: list[ModelRow | None] = [*rows, *([None] if options.epochs > 0 else [])]
     path = options.output / f"{report.file_stem('equivalence', machine)}.csv"
     lines: list[dict[str, Any]] = []
+    lost = False
     with report.Lines(path, FIELDS, machine) as csv, command.progress(console, len(jobs)) as (bar, task):
-        for row in jobs:
-            title = row.name if row else "digits"
-            bar.update(task, description=title)
-            told = command.in_child(
-                processes, work,
-                lambda log, row=row: (Job(row, options.steps, options.epochs, not on_gpu, log),), options.timeout,
-                lambda text, title=title: bar.update(task, description=f"{title}: {text}"),
-            )  # fmt: skip
-            notes = "; ".join(told.notes)
-            if told.failed:
-                new = [{"kind": "loss" if row else "accuracy", "within": 0, "notes": notes}]
-            else:
-                new = compare(told.figures) if row else compare_accuracies(told.figures)
-            for line in new:
-                line.setdefault("model", title)
-                line |= {"shape": "x".join(map(str, row.shape))} if row else {}
-                csv.write_line(report.texts(line))
-            lines += new
-            bar.console.print(summary(title, new), style=None if all(n["within"] for n in new) else "red", markup=False)
-            bar.advance(task)
+        try:
+            for row in jobs:
+                title = row.name if row else "digits"
+                bar.update(task, description=title)
+                told = command.in_child(
+                    processes, work,
+                    lambda log, row=row: (Job(row, options.steps, options.epochs, not on_gpu, log),), options.timeout,
+                    lambda text, title=title: bar.update(task, description=f"{title}: {text}"),
+                )  # fmt: skip
+                new = _lines(row, told)
+                for line in new:
+                    csv.write_line(report.texts(line))
+                lines += new
+                bar.console.print(
+                    summary(title, new), style=None if all(n["within"] for n in new) else "red", markup=False
+                )
+                bar.advance(task)
+        except KeyboardInterrupt:
+            lost = True
+            bar.console.print("interrupted", style="red")
     console.print(table(lines))
     console.print(f"Written in {time.perf_counter() - begin:.0f} s: {path}", markup=False)
-    return 0 if lines and all(line["within"] for line in lines) else 1
+    return 0 if lines and not lost and all(line["within"] for line in lines) else 1
+
+
+def _lines(row: ModelRow | None, told: command.Told) -> list[dict[str, Any]]:
+    """What goes into the CSV of what a child told: of a failure one line that says why."""
+    if told.failed:
+        new: list[dict[str, Any]] = [
+            {"kind": "loss" if row else "accuracy", "within": 0, "notes": "; ".join(told.notes)}
+        ]
+    else:
+        new = compare(told.figures) if row else compare_accuracies(told.figures)
+    about = {"model": row.name, "shape": "x".join(map(str, row.shape))} if row else {}
+    return [{"model": "digits"} | line | about for line in new]
 
 
 def summary(title: str, lines: list[dict[str, Any]]) -> str:
@@ -249,7 +275,11 @@ def table(lines: list[dict[str, Any]]) -> Any:
     )  # fmt: skip
     for name in ("model", "step", "Flax", "jaxprims", "difference", "noise", "tolerance"):
         out.add_column(name, justify="left" if name == "model" else "right", no_wrap=True)
-    shown = [n for n in lines if "flax" in n and (n["kind"] != "loss" or n["step"] == 1 or n["step"] % 10 == 0 or not n["within"])]
+    shown = [
+        n
+        for n in lines
+        if "flax" in n and (n["kind"] != "loss" or n["step"] == 1 or n["step"] % 10 == 0 or not n["within"])
+    ]
     for line in shown:
         accuracy = line["kind"] == "accuracy"
         value = "{:.2%}" if accuracy else "{:.6f}"

@@ -79,7 +79,9 @@ def fields(outcome: Outcome, outcomes: list[Outcome]) -> dict[str, Any]:
     """A line of the CSV, without what is said of the machine."""
     row, best = outcome.row, best_rival(outcomes, outcome.row)
     flax = of_row(outcomes, row).get("flax")
-    line = {name: None for name in FIELDS if name not in META} | {k: v for k, v in outcome.figures.items() if k in FIELDS}
+    line = {name: None for name in FIELDS if name not in META} | {
+        k: v for k, v in outcome.figures.items() if k in FIELDS
+    }
     line |= {
         "row": row.name,
         "model": row.model,
@@ -175,5 +177,7 @@ def gaps(outcomes: list[Outcome]) -> list[str]:
     for o in outcomes:
         busy = o.figures.get("busy_ms")
         if o.ms and busy and busy < 0.8 * o.ms and o.platform != REFERENCE:
-            found.append(f"{o.title}: kernels take {busy:.3g} of {o.ms:.3g} ms, the rest is the host's launches or gaps")
+            found.append(
+                f"{o.title}: kernels take {busy:.3g} of {o.ms:.3g} ms, the rest is the host's launches or gaps"
+            )
     return found

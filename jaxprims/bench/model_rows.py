@@ -18,7 +18,7 @@ ROWS: tuple[tuple[str, int | None], ...] = (
 )  # fmt: skip
 QUICK = (("resnet50", 256), ("alexnet", None), ("unet_block", None))
 UNITS = {"causal_conv": "sequences", "dqn": "frames"}  # else images
-EXPECTED_SECONDS = {"flax": 25, "torch": 15, "torch.compile": 60, "jaxprims": 20, "jaxprims-recompute": 20}  # a guess
+EXPECTED_SECONDS = {"flax": 20, "torch": 10, "torch.compile": 45, "jaxprims": 12, "jaxprims-recompute": 12}  # a guess
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,15 @@
 """One contender's training step, measured in a process of its own: its peak memory and compile time are its alone.
 
 `work` runs in the child and tells the parent what it has through a pipe as soon as it has it, so that a figure is not lost
-with what fails after it. Importing this module imports JAX, Flax and PyTorch (where there) and touches no device: the
-processes are forked from one that has done so.
+with what fails after it. Importing this module imports JAX and Flax and touches no device: the processes are forked from one
+that has done so. PyTorch is imported by its own processes alone: JAX's do not see the libraries that it brings.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
+import importlib
 import os
 import statistics
-import sys
 import tempfile
 import time
 import warnings
@@ -28,10 +26,6 @@ from jaxprims import models
 from jaxprims.bench import profile, timing
 from jaxprims.bench.model_rows import ModelRow
 from jaxprims.bench.run import short
-
-if importlib.util.find_spec("torch"):
-    with contextlib.suppress(Exception):  # a broken installation is no rival
-        import torch as _  # noqa: F401
 
 warnings.filterwarnings("ignore", message=r"os\.fork\(\) was called")  # no device and no thread of JAX's is there yet
 MIB = 2.0**20
@@ -107,15 +101,19 @@ def machine(pipe: Any, cpu: bool, log: str) -> None:
         from jaxprims.bench import report, run, torch_rival
 
         on_gpu = jax.devices()[0].platform in ("gpu", "cuda")
-        torch = sys.modules.get("torch")
-        told = report.machine(run.Settings(cpu=not on_gpu, torch=torch if torch else None))
-        if torch is not None and on_gpu and torch_rival.load() is None:
-            told |= torch_rival.versions(None)  # it sees no GPU: no rival
-        status = jax.local_devices()[0].memory_stats() or {}
-        pipe.send({"figures": told | {"method": METHOD}, "gpu": on_gpu, "limit": status.get("bytes_limit", 0)})
+        torch = torch_rival.load() if on_gpu else _installed("torch")
+        told = report.machine(run.Settings(cpu=not on_gpu, torch=torch))
+        pipe.send({"figures": told | {"method": METHOD}, "gpu": on_gpu, "torch": torch is not None})
     except BaseException as error:
         pipe.send({"failed": short(error)})
     pipe.close()
+
+
+def _installed(name: str) -> Any | None:
+    try:
+        return importlib.import_module(name)
+    except Exception:  # a broken installation is no rival
+        return None
 
 
 # --- JAX ------------------------------------------------------------------------------------------------------------------

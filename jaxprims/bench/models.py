@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import importlib.util
 import multiprocessing
-import os
 import signal
 import sys
 import tempfile
@@ -144,7 +142,9 @@ def parser() -> argparse.ArgumentParser:
         default=(),
         help=f"of {','.join(CONTENDERS)} (default: all but {', '.join(SLOW)})",
     )
-    p.add_argument("--batch", type=run.number_list, default=(), metavar="N", help="other batch sizes than the rows'; several: a,b")
+    p.add_argument(
+        "--batch", type=run.number_list, default=(), metavar="N", help="other batch sizes than the rows'; several: a,b"
+    )
     p.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16", help="of the computation (%(default)s)")
     p.add_argument(
         "--output", type=Path, default=Path("bench_results"), metavar="DIR", help="of CSV and PNG (%(default)s)"
@@ -153,9 +153,13 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--torch-compile", action="store_true", help="torch.compile too (slow to compile)")
     p.add_argument("--no-profile", action="store_true", help="leave out where a step's time goes")
     p.add_argument("--quick", action="store_true", help="three models, few samples")
-    p.add_argument("--samples", type=int, default=0, metavar="N", help="timed batches of steps (default: 7; quick or CPU: 3)")
+    p.add_argument(
+        "--samples", type=int, default=0, metavar="N", help="timed batches of steps (default: 7; quick or CPU: 3)"
+    )
     p.add_argument("--sample-seconds", type=float, default=0.0, metavar="S", help="of each (default: 0.2; CPU: 0.02)")
-    p.add_argument("--timeout", type=float, default=300, metavar="S", help="for a line, then it has failed (%(default)s)")
+    p.add_argument(
+        "--timeout", type=float, default=300, metavar="S", help="for a line, then it has failed (%(default)s)"
+    )
     p.add_argument(
         "--budget", type=float, default=float("inf"), metavar="S", help="no line is begun after this, for the whole run"
     )
@@ -166,7 +170,9 @@ def parser() -> argparse.ArgumentParser:
         "accuracy on real digits in float32 and bfloat16",
     )
     p.add_argument("--steps", type=int, default=50, metavar="N", help="of --equivalence (%(default)s)")
-    p.add_argument("--epochs", type=int, default=20, metavar="N", help="of --equivalence on the digits; 0: leave out (%(default)s)")
+    p.add_argument(
+        "--epochs", type=int, default=20, metavar="N", help="of --equivalence on the digits; 0: leave out (%(default)s)"
+    )
     p.add_argument("--cpu", action="store_true", help="the CPU, also where there is a GPU")
     p.add_argument(
         "--start",
@@ -178,10 +184,10 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def contenders(options: argparse.Namespace) -> list[str]:
-    """Whom the options ask for, in the order of measuring."""
+def contenders(options: argparse.Namespace, torch: bool) -> list[str]:
+    """Whom the options ask for, in the order of measuring; ``torch``: whether PyTorch works here."""
     chosen = options.contenders or [c for c in CONTENDERS if c not in SLOW or options.torch_compile]
-    without = options.no_torch or importlib.util.find_spec("torch") is None
+    without = options.no_torch or not torch
     return [c for c in CONTENDERS if c in chosen and not (without and c.startswith("torch"))]
 
 
@@ -217,12 +223,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.sample_seconds = options.sample_seconds or (0.2 if on_gpu else 0.02)
     if not on_gpu:
         rows = select(options.rows, quick=options.quick, dtype=options.dtype, small=True)
-        print("No NVIDIA GPU in use: the models' small sizes on the CPU, by the reference. These times say nothing of kernels.")
+        print(
+            "No NVIDIA GPU in use: the models' small sizes on the CPU, by the reference. These times say nothing of kernels."
+        )
     if options.equivalence:
         from jaxprims.bench import equivalence
 
         return equivalence.main(options, rows, machine, processes, on_gpu)
-    return _run(options, rows, machine, processes, on_gpu)
+    return _run(options, rows, machine, processes, on_gpu, bool(told.values.get("torch")))
 
 
 @contextlib.contextmanager
@@ -238,19 +246,27 @@ def progress(console: Any, total: int) -> Iterator[tuple[Any, Any]]:
 
 
 def _run(
-    options: argparse.Namespace, rows: list[ModelRow], machine: dict[str, str], processes: Any, on_gpu: bool
+    options: argparse.Namespace,
+    rows: list[ModelRow],
+    machine: dict[str, str],
+    processes: Any,
+    on_gpu: bool,
+    torch: bool,
 ) -> int:
     from rich.console import Console
 
     begin = time.perf_counter()
+    who = contenders(options, torch)
     console = Console(width=None if sys.stdout.isatty() else 180)
-    who = contenders(options)
     console.print(run.machine_text(machine))
     if not any(c.startswith("torch") for c in who):
-        console.print("PyTorch is left out" + ("." if options.no_torch else ": it is not installed, or not asked for."))
+        console.print("PyTorch is left out" + ("." if torch else ": it is not importable here, or sees no GPU."))
+    if not who:
+        console.print("No contender is left.", style="red")
+        return 2
     if on_gpu:
         guess = len(rows) * sum(EXPECTED_SECONDS[c] for c in who)
-        console.print(f"{len(rows)} rows, {len(rows) * len(who)} lines; expected to take {guess // 60 + 1} minutes or less, most of "
+        console.print(f"{len(rows)} rows, {len(rows) * len(who)} lines; expected to take about {guess // 60 + 1} minutes, most of "
                       "it compiling (--rows, --contenders, --quick, --budget bound it)")  # fmt: skip
     outcomes: list[Outcome] = []
     stem = report.file_stem("models", machine)
@@ -266,7 +282,9 @@ def _run(
                     bar.update(task, description=title)
                     if time.perf_counter() - begin > options.budget:
                         spent = f"not begun: the budget of {options.budget:.0f} s is spent"
-                        outcome = Outcome(row, contender, "gpu" if on_gpu else model_report.REFERENCE, {}, True, [spent])
+                        outcome = Outcome(
+                            row, contender, "gpu" if on_gpu else model_report.REFERENCE, {}, True, [spent]
+                        )
                     else:
                         outcome = measure(
                             processes, row, contender, options, on_gpu,
@@ -276,7 +294,10 @@ def _run(
                     model_report.check_loss(outcome, outcomes)
                     csv.write_line(model_report.fields(outcome, outcomes))
                     bar.console.print(
-                        model_report.line(outcome, outcomes), style="red" if outcome.failed else None, markup=False, soft_wrap=True
+                        model_report.line(outcome, outcomes),
+                        style="red" if outcome.failed else None,
+                        markup=False,
+                        soft_wrap=True,
                     )
                     bar.advance(task)
         except KeyboardInterrupt:
@@ -299,7 +320,9 @@ def _run(
     console.print(f"Written in {time.perf_counter() - begin:.0f} s: {', '.join(written)}", markup=False)
     failed = [o.title for o in outcomes if o.failed and o.contender.startswith("jaxprims")]
     if lost:
-        console.print(f"Stopped after {len(outcomes)} of {len(rows) * len(who)} lines: {lost}", style="red", markup=False)
+        console.print(
+            f"Stopped after {len(outcomes)} of {len(rows) * len(who)} lines: {lost}", style="red", markup=False
+        )
     if failed:
         console.print(f"{len(failed)} of jaxprims' lines failed: {', '.join(failed)}", style="red", markup=False)
     return 1 if failed or lost or not any(o.ms for o in outcomes) else 0

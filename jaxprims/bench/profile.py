@@ -16,7 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-CLASSES = ("convolution", "norm", "pool", "elementwise", "copy", "other")  # matrix products are convolutions here
+CLASSES: tuple[str, ...] = (
+    "convolution",
+    "norm",
+    "pool",
+    "elementwise",
+    "copy",
+    "other",
+)  # matrix products are convolutions here
 
 # --- the compiled program -------------------------------------------------------------------------------------------------
 
@@ -79,7 +86,9 @@ _STILL = frozenset({
     "parameter", "constant", "bitcast", "reshape", "broadcast", "convert", "tuple", "get-tuple-element", "bitcast-convert",
     "iota",
 })  # fmt: skip
-_OTHER = frozenset({"sort", "gather", "scatter", "all-reduce", "fft", "rng-bit-generator", "cholesky", "infeed", "outfeed"})
+_OTHER = frozenset(
+    {"sort", "gather", "scatter", "all-reduce", "fft", "rng-bit-generator", "cholesky", "infeed", "outfeed"}
+)
 _CONTAINERS = ("while", "conditional", "async-start", "async-done")
 _OURS = (("conv", "convolution"), ("norm", "norm"), ("lrn", "norm"), ("max_pool", "pool"), ("avg_pool", "pool"),
          ("bias_act", "elementwise"), ("transpose_layout", "copy"))  # fmt: skip
@@ -211,7 +220,9 @@ class Breakdown:
         return sum(self.classes.values())
 
 
-def breakdown(trace: Iterable[dict[str, Any]], program: dict[str, Instruction] | None = None, steps: int = 1) -> Breakdown:
+def breakdown(
+    trace: Iterable[dict[str, Any]], program: dict[str, Instruction] | None = None, steps: int = 1
+) -> Breakdown:
     """A trace's time on the device by class, a step; `program` from `instructions` where JAX compiled it."""
     program = program or {}
     kernels = {re.sub(r"[.\-]", "_", name): name for name in program}  # a fusion's kernel has its name

@@ -34,7 +34,9 @@ class Residual(nn.Module):
     def __init__(self, cin: int, filters: int, stride: int, bottleneck: bool):
         super().__init__()
         cout = 4 * filters if bottleneck else filters
-        sizes = [(filters, 1, 1), (filters, 3, stride), (cout, 1, 1)] if bottleneck else [(cout, 3, stride), (cout, 3, 1)]
+        sizes = (
+            [(filters, 1, 1), (filters, 3, stride), (cout, 1, 1)] if bottleneck else [(cout, 3, stride), (cout, 3, 1)]
+        )
         layers: list[nn.Module] = []
         c = cin
         for k, size, s in sizes:
