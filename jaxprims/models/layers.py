@@ -16,9 +16,9 @@ Every other name of this module is ``flax.linen``'s.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import sys
+from dataclasses import field
 from typing import Any
 
 import jax
@@ -48,25 +48,25 @@ def _finish(y: Any, residual: Any, activation: str | None) -> Any:
 class Conv(linen.Conv):
     """``activation(flax.linen.Conv(...)(x) + residual)``."""
 
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
-    def __call__(self, inputs: Any, residual: Any = None) -> Any:
+    def __call__(self, inputs: Any, *, residual: Any = None) -> Any:
         return _finish(super().__call__(inputs), residual, self.activation)
 
 
 class ConvTranspose(linen.ConvTranspose):
     """``activation(flax.linen.ConvTranspose(...)(x) + residual)``."""
 
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
-    def __call__(self, inputs: Any, residual: Any = None) -> Any:
+    def __call__(self, inputs: Any, *, residual: Any = None) -> Any:
         return _finish(super().__call__(inputs), residual, self.activation)
 
 
 class BatchNorm(linen.BatchNorm):
     """``activation(flax.linen.BatchNorm(...)(x) + residual)``."""
 
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
     def __call__(
         self, x: Any, use_running_average: bool | None = None, *, residual: Any = None, mask: Any = None
@@ -77,36 +77,36 @@ class BatchNorm(linen.BatchNorm):
 class LayerNorm(linen.LayerNorm):
     """``activation(flax.linen.LayerNorm(...)(x) + residual)``."""
 
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
-    def __call__(self, x: Any, residual: Any = None, *, mask: Any = None) -> Any:
+    def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> Any:
         return _finish(super().__call__(x, mask=mask), residual, self.activation)
 
 
 class RMSNorm(linen.RMSNorm):
     """``activation(flax.linen.RMSNorm(...)(x) + residual)``."""
 
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
-    def __call__(self, x: Any, residual: Any = None, *, mask: Any = None) -> Any:
+    def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> Any:
         return _finish(super().__call__(x, mask=mask), residual, self.activation)
 
 
 class GroupNorm(linen.GroupNorm):
     """``activation(flax.linen.GroupNorm(...)(x) + residual)``."""
 
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
-    def __call__(self, x: Any, residual: Any = None, *, mask: Any = None) -> Any:
+    def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> Any:
         return _finish(super().__call__(x, mask=mask), residual, self.activation)
 
 
 class InstanceNorm(linen.InstanceNorm):
     """``activation(flax.linen.InstanceNorm(...)(x) + residual)``."""
 
-    activation: str | None = None
+    activation: str | None = field(default=None, kw_only=True)
 
-    def __call__(self, x: Any, residual: Any = None, *, mask: Any = None) -> Any:
+    def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> Any:
         return _finish(super().__call__(x, mask=mask), residual, self.activation)
 
 
@@ -122,7 +122,7 @@ class LocalResponseNorm(linen.Module):
     k: float = 1.0
     divide_by_size: bool = True
 
-    @functools.partial(jax.named_call, name="LocalResponseNorm")
+    @linen.compact
     def __call__(self, x: Any) -> Any:
         low = self.size // 2
         window = (1,) * (x.ndim - 1) + (self.size,)

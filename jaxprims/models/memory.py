@@ -47,24 +47,41 @@ def recompute(module: linen.Module, mode: str, stretch: Callable[..., Any], *arr
     return linen.remat(stretch, policy=policy)(module, *arrays)
 
 
+def _open(jaxpr: Any) -> Any:
+    return jaxpr if hasattr(jaxpr, "eqns") else jaxpr.jaxpr
+
+
+def _origin(jaxpr: Any, var: Any) -> tuple[Any, Any]:
+    """Where a value of a program is made, seen through inner functions and copies: (the program, the variable)."""
+    eqn = next((e for e in jaxpr.eqns if any(v is var for v in e.outvars)), None)
+    if eqn is None:
+        return jaxpr, var
+    if eqn.primitive.name in ("reduce_precision", "name"):
+        return _origin(jaxpr, eqn.invars[0])
+    if "jaxpr" in eqn.params:
+        inner = _open(eqn.params["jaxpr"])
+        at = next(i for i, v in enumerate(eqn.outvars) if v is var)
+        where, found = _origin(inner, inner.outvars[at])
+        given = [i for i, v in enumerate(inner.invars) if v is found] if where is inner else []
+        return _origin(jaxpr, eqn.invars[given[0]]) if given else (eqn, found)
+    return jaxpr, var
+
+
 def saved_bytes(fn: Callable[..., Any], *args: Any) -> int:
     """Bytes of the arrays that reverse-mode differentiation of ``fn`` keeps, its arguments apart; nothing is computed.
 
     ``args``: arrays or ShapeDtypeStructs. The count is of JAX's own residuals, before XLA: exact, and the same on every
-    machine. XLA may keep less, where it prefers to compute elementwise code again.
+    machine; an array that is kept for several readers counts once. XLA may keep less, where it prefers to compute
+    elementwise code again.
 
     >>> import jax.numpy as jnp
     >>> saved_bytes(lambda x: jnp.sin(jnp.sin(x)), jax.ShapeDtypeStruct((10,), jnp.float32))  # cos(x), cos(sin(x))
     80
     """
-    kept: list[Any] = []
-
-    def trace(*args: Any) -> Any:
-        given = {id(a) for a in jax.tree.leaves(args)}
-        out, pullback = jax.vjp(fn, *args)
-        leaves = {id(a): a for a in jax.tree.leaves(pullback) if id(a) not in given}
-        kept.extend(leaves.values())
-        return out
-
-    jax.eval_shape(trace, *args)
-    return sum(math.prod(a.shape) * a.dtype.itemsize for a in kept)
+    program = _open(jax.make_jaxpr(lambda *args: jax.tree.leaves(jax.vjp(fn, *args)[1]))(*args))
+    kept: dict[Any, int] = {}
+    for var in program.outvars:
+        where, found = _origin(program, var)
+        if not any(found is v for v in program.invars):
+            kept[id(where), id(found)] = math.prod(var.aval.shape) * var.aval.dtype.itemsize
+    return sum(kept.values())

@@ -62,10 +62,10 @@ def _images(size: int) -> Callable[[int], Shape]:
 
 MODELS: dict[str, ModelSpec] = {
     "resnet18": ModelSpec(
-        resnet.ResNet18, _images(224), 1000, 256, Small({"width": 8, "num_classes": 10}, (4, 32, 32, 3))
+        resnet.ResNet18, _images(224), 1000, 256, Small({"stage_sizes": (1, 1), "width": 8, "num_classes": 10}, (4, 32, 32, 3)),
     ),
     "resnet50": ModelSpec(
-        resnet.ResNet50, _images(224), 1000, 256, Small({"width": 4, "num_classes": 10}, (4, 32, 32, 3))
+        resnet.ResNet50, _images(224), 1000, 256, Small({"stage_sizes": (1, 1), "width": 4, "num_classes": 10}, (4, 32, 32, 3)),
     ),
     "alexnet": ModelSpec(
         alexnet.AlexNet, _images(227), 1000, 256, Small({"width": 24, "hidden": 32, "num_classes": 10}, (4, 67, 67, 3))

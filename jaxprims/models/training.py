@@ -34,7 +34,7 @@ def train_step(
 ) -> tuple[Callable[[jax.Array, Any], TrainState], Callable[[TrainState, Any, Any], tuple[TrainState, jax.Array]]]:
     """``init(key, x) -> state`` and ``step(state, x, target) -> (state, loss)``.
 
-    ``init`` reads only shape and dtype of x. ``step`` is pure and not jitted: ``jax.jit(step, donate_argnums=0)``. It takes the
+    ``init`` reads only shape and dtype of x, and runs the initialisers alone. ``step`` is pure and not jitted: ``jax.jit(step, donate_argnums=0)``. It takes the
     gradient of :func:`loss_of`, updates the batch statistics, and applies the optimizer (default: SGD at 0.01, momentum 0.9).
     Random numbers, where a model draws any, depend on the count of steps alone.
 
@@ -51,7 +51,7 @@ def train_step(
     opt = optax.sgd(0.01, momentum=0.9) if optimizer is None else optimizer
 
     def init(key: jax.Array, x: Any) -> TrainState:
-        variables = jax.jit(lambda key, x: model.init(key, x, train=False))(key, x)
+        variables = model.lazy_init(key, jax.ShapeDtypeStruct(x.shape, x.dtype), train=False)
         params = variables["params"]
         return TrainState(params, variables.get("batch_stats", {}), opt.init(params), jnp.zeros((), jnp.int32))
 
