@@ -20,7 +20,8 @@ import jax.numpy as jnp
 import jaxprims
 
 try:
-    from flax.linen import pooling as flax_pooling
+    import flax.linen as flax_linen
+    import flax.nnx as flax_nnx
     from flax.linen.dtypes import canonicalize_dtype
 except ModuleNotFoundError as e:
     if e.name is None or e.name.split(".")[0] != "flax":
@@ -30,6 +31,7 @@ except ModuleNotFoundError as e:
         name="flax",
     ) from None
 
+__all__ = ["flax_linen", "flax_nnx"]  # imported here for linen.py and nnx.py, behind the message above
 OPS = (  # functions of jaxprims that Flax has no name for, given under the same name by both namespaces
     "adaptive_avg_pool",
     "adaptive_max_pool",
@@ -359,7 +361,7 @@ def _pool(name: str, inputs: Any, window_shape: Any, strides: Any, padding: Any,
         inputs, window_shape, strides, padding, name != "avg_pool"
     ):
         strides = None if strides is None else _per_axis(strides, len(window_shape))
-        return getattr(flax_pooling, name)(inputs, tuple(window_shape), strides, padding, **extra)
+        return getattr(flax_linen.pooling, name)(inputs, tuple(window_shape), strides, padding, **extra)
     return getattr(jaxprims, name)(inputs, window_shape, strides, padding, **extra, **own)
 
 

@@ -21,11 +21,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx as _flax
 
 import jaxprims
 from jaxprims import flax_ops as ops
 from jaxprims.flax_ops import avg_pool, log_softmax, max_pool, min_pool, softmax
+from jaxprims.flax_ops import flax_nnx as _flax
 
 __all__ = [
     "BatchNorm",
