@@ -56,13 +56,14 @@ def in_child(
     with tempfile.TemporaryDirectory(prefix="jaxprims-bench-") as folder:
         log = Path(folder) / "log"
         receive, send = processes.Pipe(duplex=False)
-        process = processes.Process(target=target, args=(send, *args(str(log))), daemon=True)
+        process = processes.Process(target=target, args=(send, *args(str(log))))
         process.start()
         send.close()
         deadline, at = time.monotonic() + timeout, "starting"
         try:
             while True:
-                if not receive.poll(max(0.0, deadline - time.monotonic())):
+                left = deadline - time.monotonic()
+                if left <= 0 or not receive.poll(left):
                     told.failed = True
                     told.notes.append(f"took longer than {timeout:.0f} s ({at})")
                     break
@@ -219,6 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"JAX does not start here: {'; '.join(told.notes)}", file=sys.stderr)
         return 2
     machine, on_gpu = told.figures, bool(told.values.get("gpu"))
+    if problem := told.values.get("problem"):
+        print(run.no_kernels(problem), file=sys.stderr)
     options.samples = options.samples or (3 if options.quick or not on_gpu else 7)
     options.sample_seconds = options.sample_seconds or (0.2 if on_gpu else 0.02)
     if not on_gpu:

@@ -391,8 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     if not options.cpu and (problem := ffi.why_not()):
-        print(f"The kernels cannot run here ({problem[0]}); jaxprims' own times are those of its reference. Mend it with: "
-              f"{problem[1]}", file=sys.stderr)  # fmt: skip
+        print(no_kernels(problem), file=sys.stderr)
     torch = None if options.cpu or options.no_torch else torch_rival.load()
     settings = Settings(
         cpu=options.cpu, quick=options.quick, torch=torch, compiled=options.torch_compile, errors=options.errors
@@ -407,6 +406,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"--output {options.output}: {error}", file=sys.stderr)
         return 2
     return _run(options, items, settings)
+
+
+def no_kernels(problem: tuple[str, str]) -> str:
+    """What is said where the library cannot run on this GPU: (reason, remedy)."""
+    return (
+        f"The kernels cannot run here ({problem[0]}); jaxprims' own times are those of its reference. "
+        f"Mend it with: {problem[1]}"
+    )
 
 
 def machine_text(machine: dict[str, str]) -> str:
