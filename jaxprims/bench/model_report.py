@@ -107,6 +107,10 @@ def _cell(value: Any, text: str) -> str:
     return "-" if value is None else text.format(value)
 
 
+def _mib(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def line(outcome: Outcome, outcomes: list[Outcome]) -> str:
     """One outcome on one line, said as soon as it is there."""
     if outcome.ms is None:
@@ -116,8 +120,8 @@ def line(outcome: Outcome, outcomes: list[Outcome]) -> str:
     parts = [
         f"{outcome.ms:9.3f} ms",
         f"{outcome.per_second:10.0f} {outcome.row.unit}/s",
-        "temporary " + _cell(f.get("temp_mib"), "{:.0f} MiB"),
-        "peak " + _cell(f.get("peak_mib"), "{:.0f} MiB"),
+        f"temporary {_mib(f.get('temp_mib'))} MiB",
+        f"peak {_mib(f.get('peak_mib'))} MiB",
         "compile " + _cell(f.get("compile_s"), "{:.1f} s"),
     ]
     if value is not None and best is not None:
@@ -150,10 +154,9 @@ def table(outcomes: list[Outcome]) -> Any:
         style = "red" if outcome.failed or ours and value and value < 0.97 else ""
         style = style or ("green" if ours and value and value > 1.03 else "")
 
-        def shared(name: str, text: str, f: dict[str, Any] = f, flax: Outcome | None = flax, ours: bool = ours) -> str:
+        def share(name: str, f: dict[str, Any] = f, flax: Outcome | None = flax, ours: bool = ours) -> str:
             base = flax.figures.get(name) if flax else None
-            share = f" ({f[name] / base:.2f})" if ours and base and f.get(name) is not None else ""
-            return _cell(f.get(name), text) + share
+            return f" ({f[name] / base:.2f})" if ours and base and f.get(name) is not None else ""
 
         out.add_row(
             "" if same else row.name,
@@ -161,9 +164,9 @@ def table(outcomes: list[Outcome]) -> Any:
             "FAILED" if outcome.failed else _cell(outcome.ms, "{:.3f}"),
             _cell(outcome.per_second, "{:.0f}"),
             _cell(value if ours else None, "{:.2f}"),
-            shared("temp_mib", "{:.0f}"),
-            _cell(f.get("peak_mib"), "{:.0f}"),
-            shared("compile_s", "{:.1f}"),
+            _mib(f.get("temp_mib")) + share("temp_mib"),
+            _mib(f.get("peak_mib")),
+            _cell(f.get("compile_s"), "{:.1f}") + share("compile_s"),
             _cell(f.get("busy_ms"), "{:.2f}"),
             *(_cell(f.get(f"{name}_ms"), "{:.2f}") for name in CLASSES),
             style=style,

@@ -7,6 +7,7 @@ fast. The initial values are PyTorch's own; what a step computes is the same. Ne
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -49,11 +50,13 @@ class Residual(nn.Module):
         return F.relu(self.body(x) + self.shortcut(x), inplace=True)
 
 
-def resnet(stages: Sequence[int], bottleneck: bool, width: int = 64, num_classes: int = 1000) -> nn.Module:
+def resnet(
+    shape: Shape, stage_sizes: Sequence[int], bottleneck: bool, width: int = 64, num_classes: int = 1000
+) -> nn.Module:
     """ResNet-18 or -50, version 1.5."""
-    layers: list[nn.Module] = [conv_norm(3, width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    layers: list[nn.Module] = [conv_norm(shape[-1], width, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
     c = width
-    for stage, count in enumerate(stages):
+    for stage, count in enumerate(stage_sizes):
         for i in range(count):
             filters = width * 2**stage
             layers.append(Residual(c, filters, 2 if stage and not i else 1, bottleneck))
@@ -78,7 +81,7 @@ def alexnet(shape: Shape, num_classes: int = 1000, width: int = 96, hidden: int 
         return [nn.MaxPool2d(3, 2), nn.LocalResponseNorm(5, 1e-4, 0.75, 1.0)]
 
     return nn.Sequential(
-        *conv(3, w, 11, 4), *pool_norm(), *conv(w, v, 5, groups=2), *pool_norm(), *conv(v, 4 * w, 3),
+        *conv(shape[-1], w, 11, 4), *pool_norm(), *conv(w, v, 5, groups=2), *pool_norm(), *conv(v, 4 * w, 3),
         *conv(4 * w, 4 * w, 3, groups=2), *conv(4 * w, v, 3, groups=2), nn.MaxPool2d(3, 2), nn.Flatten(),
         nn.Linear(v * size**2, hidden), nn.ReLU(inplace=True), nn.Linear(hidden, hidden), nn.ReLU(inplace=True),
         nn.Linear(hidden, num_classes),
@@ -117,10 +120,13 @@ class Mean(nn.Module):
 
 
 def convnext(
-    depths: Sequence[int] = (3, 3, 9, 3), widths: Sequence[int] = (96, 192, 384, 768), num_classes: int = 1000
+    shape: Shape,
+    depths: Sequence[int] = (3, 3, 9, 3),
+    widths: Sequence[int] = (96, 192, 384, 768),
+    num_classes: int = 1000,
 ) -> nn.Module:
     """ConvNeXt-T, without stochastic depth."""
-    layers: list[nn.Module] = [nn.Conv2d(3, widths[0], 4, 4), LayerNorm2d(widths[0], eps=1e-6)]
+    layers: list[nn.Module] = [nn.Conv2d(shape[-1], widths[0], 4, 4), LayerNorm2d(widths[0], eps=1e-6)]
     for i, (depth, width) in enumerate(zip(depths, widths)):
         if i:
             layers += [LayerNorm2d(widths[i - 1], eps=1e-6), nn.Conv2d(widths[i - 1], width, 2, 2)]
@@ -261,10 +267,10 @@ class DQN(nn.Module):
 # --- registry -------------------------------------------------------------------------------------------------------------
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
-    "resnet18": lambda shape, **options: resnet((2, 2, 2, 2), False, **options),
-    "resnet50": lambda shape, **options: resnet((3, 4, 6, 3), True, **options),
+    "resnet18": functools.partial(resnet, stage_sizes=(2, 2, 2, 2), bottleneck=False),
+    "resnet50": functools.partial(resnet, stage_sizes=(3, 4, 6, 3), bottleneck=True),
     "alexnet": alexnet,
-    "convnext_t": lambda shape, **options: convnext(**options),
+    "convnext_t": convnext,
     "unet_block": UNetBlock,
     "unet3d_block": UNet3DBlock,
     "causal_conv": CausalConvBlock,
