@@ -17,7 +17,7 @@ so is a convolution called with ``out_sharding``.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any as _Any  # nnx.Any is a filter of Flax's
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ __all__ = [
 __all__ += [n for n in (*ops.OPS, *ops.public_names(_flax)) if n not in __all__]  # a star import: all of Flax's
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
     return getattr(jaxprims if name in ops.OPS else _flax, name)
 
 
@@ -53,11 +53,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *ops.OPS, *dir(_flax)})
 
 
-def _value(variable: Any) -> Any:
+def _value(variable: _Any) -> _Any:
     return None if variable is None else variable[...]
 
 
-def _kernel(layer: Any) -> Any:
+def _kernel(layer: _Any) -> _Any:
     if layer.mask is not None and layer.mask.shape != layer.kernel_shape:
         raise ValueError(
             f"Mask needs to have the same shape as weights. Shapes are: {layer.mask.shape}, {layer.kernel_shape}"
@@ -65,7 +65,7 @@ def _kernel(layer: Any) -> Any:
     return _value(layer.kernel) if layer.mask is None else _value(layer.kernel) * layer.mask
 
 
-def _channels(layer: Any, x: Any) -> int:
+def _channels(layer: _Any, x: _Any) -> int:
     """The channels' axis of an image or a batch (of batches) of images."""
     return -1 if ops.channels_last(layer.layout) else x.ndim - len(layer.kernel_size) - 1
 
@@ -84,13 +84,13 @@ class Conv(_flax.Conv):
     (2, 6, 6, 8)
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, layout: str = "NHWC", **kwargs: Any):
+    def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
         self.activation = activation
         self.layout = layout
 
-    def __call__(self, inputs: Any, out_sharding: Any = None, *, residual: Any = None) -> jax.Array:
+    def __call__(self, inputs: _Any, out_sharding: _Any = None, *, residual: _Any = None) -> jax.Array:
         """Applies the layer to (*batch, spatial axes..., channels), or with "NCHW" (*batch, channels, spatial axes...)."""
         usual = self.conv_general_dilated in (jax.lax.conv_general_dilated, jaxprims.conv_general_dilated)
         dtypes = (inputs.dtype, self.dtype, self.kernel.dtype, self.preferred_element_type)
@@ -120,13 +120,13 @@ class ConvTranspose(_flax.ConvTranspose):
     (2, 12, 12, 8)
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, layout: str = "NHWC", **kwargs: Any):
+    def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
         self.activation = activation
         self.layout = layout
 
-    def __call__(self, inputs: Any, *, residual: Any = None) -> jax.Array:
+    def __call__(self, inputs: _Any, *, residual: _Any = None) -> jax.Array:
         if ops.narrow(inputs.dtype, self.dtype, self.kernel.dtype, self.preferred_element_type):
             y = ops.in_channels_last(super().__call__, inputs, _channels(self, inputs))
             return ops.finish(y, self.activation, residual)
@@ -138,7 +138,7 @@ class ConvTranspose(_flax.ConvTranspose):
         )  # fmt: skip
 
 
-def _no_norm(layer: Any, x: Any) -> bool:
+def _no_norm(layer: _Any, x: _Any) -> bool:
     """True where no op takes x: Flax's own code runs."""
     params = (layer.scale, getattr(layer, "bias", None))
     dtypes = (layer.dtype, *(p.dtype for p in params if p is not None))
@@ -146,7 +146,7 @@ def _no_norm(layer: Any, x: Any) -> bool:
     return named or ops.no_norm(x, layer.epsilon, *dtypes)
 
 
-def _norm(layer: Any, op: Any, x: Any, mask: Any, residual: Any, **options: Any) -> jax.Array:
+def _norm(layer: _Any, op: _Any, x: _Any, mask: _Any, residual: _Any, **options: _Any) -> jax.Array:
     """The op on x, scale and bias brought to one dtype, as Flax does before its statistics."""
     arrays = (x, _value(layer.scale), _value(layer.bias)) if hasattr(layer, "bias") else (x, _value(layer.scale))
     x, *params = layer.promote_dtype(arrays, dtype=layer.dtype)
@@ -171,12 +171,12 @@ class BatchNorm(_flax.BatchNorm):
     [0.2] [1.]
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, **kwargs: Any):
+    def __init__(self, *args: _Any, activation: str | None = None, **kwargs: _Any):
         super().__init__(*args, **kwargs)
         self.activation = activation
 
     def __call__(
-        self, x: Any, use_running_average: bool | None = None, *, mask: Any = None, residual: Any = None
+        self, x: _Any, use_running_average: bool | None = None, *, mask: _Any = None, residual: _Any = None
     ) -> jax.Array:
         """Normalises x with the batch's statistics, which update the running ones, or with the running ones."""
         average = self.use_running_average if use_running_average is None else use_running_average
@@ -186,7 +186,7 @@ class BatchNorm(_flax.BatchNorm):
         running = (self.mean[...], self.var[...])
         arrays = (jnp.asarray(x), *running, _value(self.scale), _value(self.bias))
         x, _, _, scale, bias = self.promote_dtype(arrays, dtype=self.dtype)
-        options: dict[str, Any] = dict(
+        options: dict[str, _Any] = dict(
             axis=ops.axes_of(x.ndim, self.axis), eps=self.epsilon, dtype=self.dtype, residual=residual,
             activation=self.activation,
         )  # fmt: skip
@@ -217,11 +217,11 @@ class LayerNorm(_flax.LayerNorm):
     [[-1.  1.]]
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, **kwargs: Any):
+    def __init__(self, *args: _Any, activation: str | None = None, **kwargs: _Any):
         super().__init__(*args, **kwargs)
         self.activation = activation
 
-    def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> jax.Array:
+    def __call__(self, x: _Any, *, mask: _Any = None, residual: _Any = None) -> jax.Array:
         if _rows_by_flax(self, x):
             return ops.finish(super().__call__(x, mask=mask), self.activation, residual)
         return _rows(self, ops.layer_norm, x, mask, residual)
@@ -237,21 +237,21 @@ class RMSNorm(_flax.RMSNorm):
     [[1.2 1.6 0.  0. ]]
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, **kwargs: Any):
+    def __init__(self, *args: _Any, activation: str | None = None, **kwargs: _Any):
         super().__init__(*args, **kwargs)
         self.activation = activation
 
-    def __call__(self, x: Any, mask: Any = None, *, residual: Any = None) -> jax.Array:
+    def __call__(self, x: _Any, mask: _Any = None, *, residual: _Any = None) -> jax.Array:
         if _rows_by_flax(self, x):
             return ops.finish(super().__call__(x, mask=mask), self.activation, residual)
         return _rows(self, ops.rms_norm, x, mask, residual)
 
 
-def _rows_by_flax(layer: Any, x: Any) -> bool:
+def _rows_by_flax(layer: _Any, x: _Any) -> bool:
     return _no_norm(layer, x) or not ops.axes_of(x.ndim, layer.reduction_axes)
 
 
-def _rows(layer: Any, op: Any, x: Any, mask: Any, residual: Any) -> jax.Array:
+def _rows(layer: _Any, op: _Any, x: _Any, mask: _Any, residual: _Any) -> jax.Array:
     features, reduce = (ops.axes_of(x.ndim, a) for a in (layer.feature_axes, layer.reduction_axes))
     return _norm(layer, op, x, mask, residual, axis=reduce, feature_axes=features)
 
@@ -269,13 +269,13 @@ class GroupNorm(_flax.GroupNorm):
     [[0. 1. 0. 0.]]
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, layout: str = "NHWC", **kwargs: Any):
+    def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
         self.activation = activation
         self.layout = layout
 
-    def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> jax.Array:
+    def __call__(self, x: _Any, *, mask: _Any = None, residual: _Any = None) -> jax.Array:
         axis = x.ndim - 1 if ops.channels_last(self.layout) else 1
         reduce = None if self.reduction_axes is None else ops.axes_of(x.ndim, self.reduction_axes)
         if _no_norm(self, x) or x.ndim < 2 or (reduce is not None and axis not in reduce):
@@ -301,13 +301,13 @@ class InstanceNorm(_flax.InstanceNorm):
     [[[-1.  1.]]]
     """
 
-    def __init__(self, *args: Any, activation: str | None = None, layout: str = "NHWC", **kwargs: Any):
+    def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
         self.activation = activation
         self.layout = layout
 
-    def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> jax.Array:
+    def __call__(self, x: _Any, *, mask: _Any = None, residual: _Any = None) -> jax.Array:
         features = ops.instance_features(x.ndim, self.feature_axes, self.layout)
         if _no_norm(self, x) or 0 in features or len(features) >= x.ndim - 1:
             turned = features == (1,) and self.feature_axes == -1
@@ -343,7 +343,7 @@ class LocalResponseNorm(_flax.Module):
         self.divide_by_size = divide_by_size
         self.axis = axis
 
-    def __call__(self, x: Any) -> jax.Array:
+    def __call__(self, x: _Any) -> jax.Array:
         return jaxprims.local_response_norm(
             x, size=self.size, alpha=self.alpha, beta=self.beta, k=self.k, axis=self.axis,
             divide_by_size=self.divide_by_size,

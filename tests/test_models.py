@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -73,16 +74,14 @@ def apart(a, b) -> float:
     return max((float(np.max(np.abs(p - q)) / max(np.max(np.abs(q)), 1e-3)) for p, q in pairs), default=0.0)
 
 
-def equal(a, b) -> bool:
-    return all(np.array_equal(p, q) for p, q in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
-
-
 # Sums of up to 10^4 float32 terms in another order differ by sqrt(10^4) eps = 1e-5 of their terms' size; the deepest of the small
 # models has a dozen of them in a row each way, of which the root counts, and norms subtract means behind them: ten times that.
-TOLERANCE = 10 * math.sqrt(12) * 100 * EPS
+SUMS = math.sqrt(12) * 100 * EPS
+TOLERANCE = 10 * SUMS
 ULPS = 16 * EPS  # of one computation, compiled twice
 
 CONFIGS = [("flax", "default"), ("jaxprims", "default"), ("jaxprims", "recompute")]
+RECOMPUTED = {"resnet18": 0, "unet3d_block": 0, "causal_conv": 0, "convnext_t": ULPS, "unet_block": ULPS}
 NORMED = ("resnet18", "resnet50", "unet3d_block")  # those with batch statistics
 
 
@@ -90,34 +89,44 @@ NORMED = ("resnet18", "resnet50", "unet3d_block")  # those with batch statistics
 def test_a_model_is_the_same_on_both(name: str):
     """Parameter trees; in float32: results in inference; loss, gradients and batch statistics of a step; losses of the next.
 
-    And the same in recompute mode, to the bit where the compiler makes one code of both.
+    And for some of the models the same in recompute mode, to the bit where the compiler makes one code of both.
     """
     optimizer = optax.sgd(0.01, momentum=0.9)  # after one step its momentum is the gradient
     (x, target), got = data(name), {}
     with jax.default_matmul_precision("highest"):
-        for layers, memory in CONFIGS:
+        for layers, memory in CONFIGS if name in RECOMPUTED else CONFIGS[:2]:
             model = small(name, layers, memory)
             state = state_of(model, x, optimizer)
-            step = compiled(train_step(model, optimizer)[1], state, x, target)
-            first, loss = step(state, x, target)
+            train = train_step(model, optimizer)[1]
+
+            def both(
+                state, x, target, model=model, train=train
+            ):  # one program: the compiler makes one code of what is alike
+                y = model.apply({"params": state.params, "batch_stats": state.stats}, x, train=False)
+                return train(state, x, target), y
+
+            program = compiled(both, state, x, target)
+
+            def step(*args, program=program):
+                return program(*args)[0]
+
+            (first, loss), y = program(state, x, target)
             losses = [loss, *losses_of(step, first, x, target, 2)]
-            got[layers, memory] = {"gradients": first.optimizer, "batch statistics": first.stats, "losses": losses}
-            if memory == "default":
-                variables = filled(shapes(model, x))
-                forward = functools.partial(model.apply, train=False)
-                got[layers, memory]["results"] = compiled(forward, variables, x)(variables, x)
+            got[layers, memory] = {
+                "results": y, "gradients": first.optimizer, "batch statistics": first.stats, "losses": losses,
+            }  # fmt: skip
             if name == "resnet18" and memory == "default":
                 got[layers, memory]["fifty"] = np.array(losses_of(step, state, x, target, 50))
                 if layers == "flax":  # from parameters that differ by rounding
-                    near = jax.tree.map(lambda p: p * (1 + 8 * EPS), state.params)
+                    near = jax.tree.map(lambda p: np.asarray(p) * np.float32(1 + 8 * EPS), state.params)
                     yardstick = np.array(losses_of(step, state._replace(params=near), x, target, 50))
     theirs, ours = got["flax", "default"], got["jaxprims", "default"]
     for what in theirs.keys() - {"fifty"}:
         assert apart(ours[what], theirs[what]) < TOLERANCE, what
     assert all(float(np.max(np.abs(g))) > 0 for g in jax.tree.leaves(ours["gradients"])), "a gradient is zero"
     assert bool(ours["batch statistics"]) == (name in NORMED)
-    for what, value in got["jaxprims", "recompute"].items():
-        assert apart(value, ours[what]) <= (ULPS if name in ("convnext_t", "unet_block") else 0), what
+    for what, value in got.get(("jaxprims", "recompute"), {}).items():
+        assert apart(value, ours[what]) <= RECOMPUTED[name], what
     if name == "resnet18":
         compare_training(ours["fifty"], theirs["fifty"], yardstick)
 
@@ -133,11 +142,11 @@ def losses_of(step, state, x, target, many: int) -> list:
 def compare_training(ours: np.ndarray, theirs: np.ndarray, yardstick: np.ndarray) -> None:
     """Losses side by side. Training magnifies rounding: how much is learned from a second run of Flax's, which begins 8 ulp off.
 
-    Ours differs from Flax's by more roundings, in every step, than that: ten times as far is allowed, and TOLERANCE in any case.
+    Ours differs from Flax's by other roundings, in every step: four times as far is allowed, beside that of one step's sums.
     """
     assert theirs[-1] < 0.5 * theirs[0], "nothing was learned"
     spread = np.maximum.accumulate(np.abs(yardstick - theirs) / theirs)
-    assert np.all(np.abs(ours - theirs) / theirs <= TOLERANCE + 10 * spread), np.stack([theirs, ours, spread])
+    assert np.all(np.abs(ours - theirs) / theirs <= SUMS + 4 * spread), np.stack([theirs, ours, spread])
 
 
 # --- the programs -------------------------------------------------------------------------------------------------------------
@@ -210,5 +219,185 @@ def test_the_programs(name: str):
                 }
     for layers in ("flax", "jaxprims"):
         less, more = kept[layers, "recompute"], kept[layers, "default"]
-        assert less == more if name == "dqn" else less < more, (name, layers)
-    print(name, kept)
+        assert less == more if name == "dqn" else less < more, (name, layers)  # ReLU keeps nothing beside its result
+    assert kept["jaxprims", "default"] < kept["flax", "default"]
+
+
+# --- at full size, as shapes alone ----------------------------------------------------------------------------------------
+
+PARAMETERS = {
+    "resnet18": 11_689_512,
+    "resnet50": 25_557_032,
+    "alexnet": 60_965_224,
+    "convnext_t": 28_589_128,
+}  # as published
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_and_results_at_full_size(name: str):
+    spec = MODELS[name]
+    x = jax.ShapeDtypeStruct(spec.input_shape(2), jnp.bfloat16)
+    trees = []
+    for layers in ("flax", "jaxprims"):
+        model = make(name, layers, jnp.bfloat16)
+        trees.append(variables := shapes(model, x))
+        y = jax.eval_shape(functools.partial(model.apply, train=False), variables, x)
+        assert y.dtype == jnp.bfloat16
+        assert y.shape == (spec.target_shape(x.shape) if spec.classes == "regression" else (2, spec.classes))
+    assert trees[0] == trees[1]
+    assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(trees))
+    if name in PARAMETERS:
+        assert sum(math.prod(a.shape) for a in jax.tree.leaves(trees[0]["params"])) == PARAMETERS[name]
+
+
+def resnet50_bytes(batch: int = 256) -> dict[str, int]:
+    """What ResNet-50 keeps in bfloat16, by hand: outputs of convolutions, norms inside blocks, and so on."""
+    made = {"conv": 112 * 112 * 64, "inner": 0, "shortcut": 0, "block": [], "pool": 56 * 56 * 64}
+    size = 56
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        f = 64 * 2**stage
+        for i in range(blocks):
+            entry = size * size * f
+            size //= 2 if stage > 0 and i == 0 else 1
+            inner, out = entry + size * size * f, 4 * size * size * f
+            made["conv"] += inner + out * (2 if i == 0 else 1)
+            made["inner"] += inner
+            made["shortcut"] += out if i == 0 else 0
+            made["block"].append(out)
+    made["block"] = made["block"][:-1]  # the last one is only averaged
+    kept = {k: 2 * batch * v for k, v in made.items() if k != "block"}
+    kept["block"] = 2 * batch * sum(made["block"])
+    kept["every second block"] = 2 * batch * sum(made["block"][1::2])
+    kept["pool"] += batch * made["pool"]  # one byte more of each for the place of its maximum
+    return kept
+
+
+def test_what_resnet50_keeps():
+    """By :func:`saved_bytes` at batch 256 in bfloat16, and by hand: the rest are weights in bfloat16 and statistics.
+
+    In recompute mode at most 0.75 of the default.
+    """
+    x = jax.ShapeDtypeStruct((256, 224, 224, 3), jnp.bfloat16)
+    labels = jax.ShapeDtypeStruct((256,), jnp.int32)
+    got = {}
+    for layers, memory in CONFIGS:
+        model = make("resnet50", layers, jnp.bfloat16, memory)
+        _, args = loss_and_arguments(model, x, labels)
+
+        def logits(params, stats, x, model=model):
+            return model.apply({"params": params, "batch_stats": stats}, x, train=True, mutable=["batch_stats"])[0]
+
+        got[layers, memory] = saved_bytes(logits, *args)
+    k = resnet50_bytes()
+    default = k["conv"] + k["pool"] + k["inner"] + k["shortcut"] + k["block"]
+    recompute = k["conv"] + k["pool"] + k["every second block"]
+    weights = 2 * PARAMETERS["resnet50"]
+    assert 0 <= got["jaxprims", "default"] - default < 1.1 * weights
+    assert 0 <= got["jaxprims", "recompute"] - recompute < 1.1 * weights
+    assert got["jaxprims", "recompute"] / got["jaxprims", "default"] < 0.64
+    row = f"| `resnet50` | 256 | {got['jaxprims', 'default'] / 2**30:.2f} GiB | {got['jaxprims', 'recompute'] / 2**30:.2f} GiB |"
+    assert row in (Path(__file__).parent.parent / "README.md").read_text()
+    assert got["jaxprims", "default"] < 0.35 * got["flax", "default"]  # float32 copies, which XLA mostly does not make
+
+
+# --- dtypes, options, errors -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet18", "dqn"])
+def test_bfloat16_trains(name: str):
+    x, target = data(name)
+    model = small(name, dtype=jnp.bfloat16)
+    init, step = train_step(model)
+    state = state_of(model, x, optax.sgd(0.01, momentum=0.9))
+    assert jax.tree.structure(jax.eval_shape(init, jax.random.key(0), x)) == jax.tree.structure(state)
+    step = compiled(step, state, x, target)
+    losses = losses_of(step, state, x, target, 8)
+    assert np.all(np.isfinite(losses)) and losses[-1] < losses[0]
+    assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(state.params))
+
+
+def test_init_gives_each_agent_its_own():
+    x = jnp.zeros(MODELS["dqn"].small.shape)
+    state = train_step(small("dqn", actions=2))[0](jax.random.key(3, impl="rbg"), x)
+    first = np.asarray(state.params["agents"]["Conv_0"]["kernel"])
+    assert int(state.count) == 0 and first.std() > 0
+    assert not np.allclose(first[0], first[1]), "agents start alike"
+
+
+def test_stochastic_depth_depends_on_the_count_of_steps():
+    x, target = data("convnext_t", (8, 16, 16, 3))
+    options = dict(depths=(2,), widths=(8,), drop=0.5)
+    model = small("convnext_t", **options)
+    optimizer = optax.sgd(0.0)
+    state = state_of(model, x, optimizer)
+    step = compiled(train_step(model, optimizer)[1], state, x, target)
+    after, first = step(state, x, target)
+    again, second = step(state, x, target)[1], step(after, x, target)[1]
+    assert first == again and first != second
+    assert model.random and small("alexnet", dropout=0.5).random
+    assert not small("convnext_t").random and not small("alexnet").random
+
+
+def test_dropout_takes_its_random_numbers_from_the_step():
+    x, target = data("alexnet")
+    model = small("alexnet", dropout=0.5)
+    state = state_of(model, x, optax.sgd(0.01, momentum=0.9))
+    assert equations(train_step(model)[1], state, x, target).get("random_bits", 0) == 2
+    assert "random_bits" not in equations(train_step(small("alexnet"))[1], state, x, target)
+
+
+def test_convnext_takes_convolutions_for_its_products():
+    x, _ = data("convnext_t")
+    dense, conv = (small("convnext_t", pointwise=p) for p in ("dense", "conv"))
+    variables = filled(shapes(dense, x))
+    other = jax.tree.map(lambda s, a: a.reshape(s.shape), shapes(conv, x), renamed(variables))
+    y, z = (
+        compiled(functools.partial(m.apply, train=False), v, x)(v, x) for m, v in ((dense, variables), (conv, other))
+    )
+    assert apart(z, y) < TOLERANCE
+
+
+def renamed(tree):
+    """ConvNeXt's Dense_i inside blocks as Conv_{i + 1}."""
+    if not isinstance(tree, dict):
+        return tree
+    inside = "gamma" in tree
+    return {(f"Conv_{int(k[6:]) + 1}" if inside and k.startswith("Dense_") else k): renamed(v) for k, v in tree.items()}
+
+
+def test_the_recurrence_and_the_times_reach_the_result():
+    x, _ = data("causal_conv")
+    model = small("causal_conv", recurrence=True)
+    variables = filled(shapes(model, x))
+    grad = compiled(jax.grad(lambda x: model.apply(variables, x)[0, 20].sum()), x)(x)[0]
+    assert np.abs(grad[:17]).max() > 0, "the recurrence remembers beyond the window"
+    assert np.abs(grad[21:]).max() == 0, "nothing from the future"
+    x, _ = data("unet_block")
+    model = small("unet_block")
+    variables = filled(shapes(model, x))
+    run = compiled(model.apply, variables, x, jnp.zeros(2))
+    a, b = run(variables, x, jnp.zeros(2)), run(variables, x, jnp.array([0.0, 7.0]))
+    assert np.allclose(a[0], b[0], atol=1e-5) and not np.allclose(a[1], b[1], atol=1e-3)
+    assert jax.eval_shape(model.apply, variables, x).shape == x.shape, "times may be left out"
+
+
+def test_keep_every_trades_products_for_nothing():
+    """One block output kept in more: fewer bytes, the same products, the same gradients."""
+    x, target = data("resnet18")
+    kept = []
+    for many in (1, 2):
+        loss, args = loss_and_arguments(small("resnet18", memory="recompute", keep_every=many), x, target)
+        kept.append(saved_bytes(loss, *args))
+    block = 4 * 4 * 8 * 8 * 8  # float32 of (4, 8, 8, 8)
+    assert kept[0] - kept[1] == block
+
+
+def test_errors_name_what_there_is():
+    with pytest.raises(ValueError, match="resnet51.*resnet50"):
+        make("resnet51")
+    with pytest.raises(ValueError, match="layers='torch'.*'jaxprims', 'flax'"):
+        make("dqn", layers="torch")
+    with pytest.raises(ValueError, match="memory='less'.*'default', 'recompute'"):
+        make("dqn", memory="less")
+    with pytest.raises(ValueError, match="pointwise='matrix'.*'dense' or 'conv'"):
+        shapes(small("convnext_t", pointwise="matrix"), data("convnext_t")[0])

@@ -91,7 +91,7 @@ class UNetBlock(Model):
         n, h, w, c = y.shape
         y = jnp.broadcast_to(y[:, :, None, :, None, :], (n, h, 2, w, 2, c)).reshape(n, 2 * h, 2 * w, c)
         y = nn.Conv(f, (3, 3), padding=1, dtype=self.dtype)(y)
-        y = block(f)(jnp.concatenate([y, skip], axis=-1), time)
+        y = self.stretch(lambda _, y, skip: block(f)(jnp.concatenate([y, skip], axis=-1), time), y, skip)
         return nn.Conv(x.shape[-1], (3, 3), padding=1, dtype=self.dtype)(y)
 
 
@@ -123,14 +123,14 @@ class UNet3DBlock(Model):
                 use_running_average=not train, momentum=0.9, epsilon=1e-5, dtype=self.dtype, activation="relu"
             )
 
-        def two(x: Any, features: int) -> Any:
-            y = conv(features)(x)
+        def two(features: int, *x: Any) -> Any:
+            y = self.stretch(lambda _, *x: conv(features)(jnp.concatenate(x, axis=-1)), *x)
             y = self.stretch(lambda _, y: conv(features)(norm()(y)), y)
             return norm()(y)
 
         channels = x.shape[-1]
-        skip = two(x, f)
-        y = two(nn.max_pool(skip, (2, 2, 2), strides=(2, 2, 2)), 2 * f)
+        skip = two(f, x)
+        y = two(2 * f, nn.max_pool(skip, (2, 2, 2), strides=(2, 2, 2)))
         y = nn.ConvTranspose(f, (2, 2, 2), strides=(2, 2, 2), dtype=self.dtype)(y)
-        y = two(jnp.concatenate([y, skip], axis=-1), f)
+        y = two(f, y, skip)
         return nn.Conv(channels, (1, 1, 1), dtype=self.dtype)(y)
