@@ -93,7 +93,7 @@ def normalise(
         residual = jnp.asarray(residual)
         want = jnp.promote_types(want, residual.dtype)
     wide = functools.reduce(jnp.promote_types, (x.dtype, want, *(p.dtype for p in (*given, *before))), jnp.float32)
-    inside = want if x.dtype == want else wide
+    inside = want if x.dtype == want and wide in (want, jnp.float32) else wide
 
     def cast(p: jax.Array | None) -> jax.Array | None:
         return p if p is None or p.dtype in (inside, jnp.float32) else p.astype(wide)
@@ -125,13 +125,14 @@ def finish(
     extra = [jnp.asarray(a) for a in (bias, residual) if a is not None]
     if activation is None and not extra:
         return y
-    y = y.astype(functools.reduce(jnp.promote_types, (a.dtype for a in extra), y.dtype))
-    if activation is None and not jnp.issubdtype(y.dtype, jnp.floating):
+    want = functools.reduce(jnp.promote_types, (a.dtype for a in extra), y.dtype)
+    inside = jnp.dtype(jnp.float32) if _narrow(want) else want
+    if activation is None and not jnp.issubdtype(want, jnp.floating):  # integers and complex numbers
         if bias is not None:
             y += jnp.expand_dims(bias, [a for a in range(y.ndim) if a != axis % y.ndim])
         return y if residual is None else y + residual
-    cast = [None if a is None else jnp.asarray(a).astype(y.dtype) for a in (bias, residual)]
-    return jaxprims.bias_act(y, cast[0], activation, axis, cast[1])
+    bias, residual = (None if a is None else jnp.asarray(a).astype(inside) for a in (bias, residual))
+    return jaxprims.bias_act(y.astype(inside), bias, activation, axis, residual).astype(want)
 
 
 # --- axes and layouts -----------------------------------------------------------------------------------------------

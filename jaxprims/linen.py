@@ -14,7 +14,7 @@ rules, so that checkpoints load both ways. They add keywords for what one op of 
 
 Statistics are exact whatever ``use_fast_variance`` says, and float32 at least whatever ``force_float32_reductions`` says. With
 ``axis_name``, batch norm combines counts, means and squared deviations, so that masks with unequal counts come out right;
-a channel without any unmasked element has mean 0 and variance 0 (Flax: NaN).
+an empty batch, or a channel without any unmasked element, has mean 0 and variance 0 (Flax: NaN).
 
 Flax's own code runs, with the extra keywords added behind, where no op of jaxprims takes the call: a convolution
 function given by the user (``conv_general_dilated``, ``conv_general_dilated_cls``), complex input to a norm, floats of 8 bits, an

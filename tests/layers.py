@@ -248,7 +248,8 @@ def close(got: Any, want: Any, tol: float = 1e-5) -> None:
     for (path, g), w in zip(jax.tree_util.tree_leaves_with_path(got), jax.tree.leaves(want), strict=True):
         where = jax.tree_util.keystr(path)
         assert g.shape == w.shape and g.dtype == w.dtype, f"{where}: {g.shape} {g.dtype}, expected {w.shape} {w.dtype}"
-        g, w = np.asarray(g, np.float64), np.asarray(w, np.float64)
+        wide = np.complex128 if np.iscomplexobj(w) else np.float64
+        g, w = np.asarray(g, wide), np.asarray(w, wide)
         scale = max(float(np.abs(w).max(initial=0)), 1e-3)
         worst = float(np.abs(g - w).max(initial=0))
         assert worst <= tol * scale, f"{where}: worst error {worst:.3g} > {tol:.3g} x {scale:.3g}"

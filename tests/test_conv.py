@@ -279,6 +279,9 @@ def test_conv_transpose_numbers_and_epilogue():
     np.testing.assert_array_equal(conv_transpose(x, w, (2, 2), "SAME", dimension_numbers=numbers), want)
     got = conv_transpose(x, w, 2, "SAME", dimension_numbers=numbers, bias=b, activation="relu")
     np.testing.assert_array_equal(got, jax.nn.relu(want + b[:, None, None]))
+    r = ints(rng, want.shape, "float32")
+    got = conv_transpose(x, w, 2, "SAME", dimension_numbers=numbers, bias=b, activation="relu", residual=r)
+    np.testing.assert_array_equal(got, jax.nn.relu(want + b[:, None, None] + r))
 
 
 @st.composite

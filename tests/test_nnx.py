@@ -465,7 +465,10 @@ def test_lifted_transformations():
 @pytest.mark.gpu
 @each
 def test_parity_on_a_gpu(case):
-    """The table on the kernels (a case that none takes is an error), Flax beside it on XLA at HIGHEST."""
+    """The table on the kernels (a case that none takes is an error), Flax beside it on XLA at HIGHEST.
+
+    Gradients get a little more room: a sum over all pixels in another order, and Flax's fast variance beside ours.
+    """
     if "no-window" in case.name:
         pytest.skip("its result has no elements: there is nothing to launch")
     theirs, mine, x = case.nnx_layer(nnx), case.nnx_layer(ours), case.data()
@@ -473,7 +476,9 @@ def test_parity_on_a_gpu(case):
     loaded(theirs, tree), loaded(mine, tree)
     want = everything(theirs, x, **case.call())
     with jaxprims.use("cuda"):
-        close(everything(mine, x, **case.call()), want)
+        got = everything(mine, x, **case.call())
+    close(got[0], want[0])
+    close(got[1:], want[1:], 3e-5)
 
 
 @pytest.mark.gpu
