@@ -107,8 +107,8 @@ def _cell(value: Any, text: str) -> str:
     return "-" if value is None else text.format(value)
 
 
-def _mib(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+def _mib(value: float | None, unit: str = "") -> str:
+    return "-" if value is None else (f"{value:.0f}" if value >= 100 else f"{value:.3g}") + unit
 
 
 def line(outcome: Outcome, outcomes: list[Outcome]) -> str:
@@ -120,8 +120,8 @@ def line(outcome: Outcome, outcomes: list[Outcome]) -> str:
     parts = [
         f"{outcome.ms:9.3f} ms",
         f"{outcome.per_second:10.0f} {outcome.row.unit}/s",
-        f"temporary {_mib(f.get('temp_mib'))} MiB",
-        f"peak {_mib(f.get('peak_mib'))} MiB",
+        f"temporary {_mib(f.get('temp_mib'), ' MiB')}",
+        f"peak {_mib(f.get('peak_mib'), ' MiB')}",
         "compile " + _cell(f.get("compile_s"), "{:.1f} s"),
     ]
     if value is not None and best is not None:
@@ -143,7 +143,7 @@ def table(outcomes: list[Outcome]) -> Any:
         out.add_column(name, no_wrap=True)
     columns = ("ms", "units/s", "x best rival", "temporary MiB", "peak MiB", "compile s", "busy ms", *CLASSES)
     for name in columns:
-        out.add_column(name, justify="right")
+        out.add_column(name, justify="right", no_wrap=name.endswith("MiB"))
     previous = None
     for outcome in outcomes:
         row, f = outcome.row, outcome.figures

@@ -260,7 +260,7 @@ def _run(
 
     begin = time.perf_counter()
     who = contenders(options, torch)
-    console = Console(width=None if sys.stdout.isatty() else 180)
+    console = Console(width=None if sys.stdout.isatty() else 200)
     console.print(run.machine_text(machine))
     if not any(c.startswith("torch") for c in who):
         console.print("PyTorch is left out" + ("." if torch else ": it is not importable here, or sees no GPU."))
