@@ -91,6 +91,14 @@ def test_a_programs_instructions_have_their_class():
     assert program["input_reduce_fusion"].inside == {"parameter", "convert", "constant", "reduce"}
 
 
+@pytest.mark.parametrize(
+    "scope, want",
+    [("ResNet/bn_init", "norm"), ("Block/BatchNorm_0", "norm"), ("Net/bn1", "norm"), ("Net/cabn", "elementwise")],
+)
+def test_a_sum_inside_a_norm_is_the_norms(scope, want):
+    assert profile.class_of(profile.Instruction("reduce", scope=f"jit(step)/{scope}/reduce_sum")) == want
+
+
 def test_a_compiled_programs_own_text_is_read():
     def f(x, w):
         y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))

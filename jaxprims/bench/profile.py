@@ -76,7 +76,7 @@ def instructions(text: str) -> dict[str, Instruction]:
     return out
 
 
-_NORM_SCOPE = re.compile(r"norm|\blrn|local_response|\bbn\d*\b", re.IGNORECASE)
+_NORM_SCOPE = re.compile(r"norm|(?<![a-z])lrn|local_response|(?<![a-z])bn(?![a-z])", re.IGNORECASE)
 _POOL_SCOPE = re.compile(r"select_and_scatter|reduce_window|_pool\b", re.IGNORECASE)
 _MOVES = frozenset({
     "copy", "transpose", "pad", "slice", "concatenate", "dynamic-slice", "dynamic-update-slice", "reverse", "copy-start",
