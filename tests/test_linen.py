@@ -140,9 +140,10 @@ def test_half_types_round_once(case, dtype):
 @pytest.mark.parametrize("x, dtype", [("float64", None), ("float64", "float32"), ("float32", "float32")])
 def test_float64_parameters_and_inputs(x, dtype):
     with jax.enable_x64(True):
-        for case in (BY_ID["BatchNorm-train"], BY_ID["LayerNorm-last"]):
+        for case in (BY_ID["BatchNorm-train"], BY_ID["BatchNorm-average"], BY_ID["LayerNorm-last"]):
             data = case.data(dtype=x)
             variables = stir(init(case.linen(linen, param_dtype=jnp.float64), data, **case.call()))
+            variables = stir(jax.tree.map(lambda a: a.astype(jnp.float64), variables))
             got = applied(case.linen(ours, dtype=dtype), variables, data, **case.call())
             want = applied(case.linen(linen, dtype=dtype), variables, data, **case.call())
             close(got, want, 1e-6 if dtype else 1e-12)
@@ -206,7 +207,7 @@ def test_activation_and_residual(case, activation, with_residual):
 
 @plain
 def test_a_residual_promotes_the_result(case):
-    for dtype, other in ((jnp.bfloat16, jnp.float32), (jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float16)):
+    for dtype, other in ((jnp.bfloat16, jnp.float32), (jnp.bfloat16, jnp.float16)):
         x = case.data(dtype=jnp.bfloat16)
         variables = init(case.linen(linen), x, **case.call())
         y = applied(case.linen(linen, dtype=dtype), variables, x, **case.call())[0]
@@ -217,8 +218,8 @@ def test_a_residual_promotes_the_result(case):
 
 
 @pytest.mark.parametrize(
-    "name", ["Conv-pairs", "Conv-circular", "Conv-two-batch-axes", "Conv-1d-causal", "ConvTranspose-valid",
-             "ConvTranspose-circular", "GroupNorm-groups", "GroupNorm-mask", "InstanceNorm-images", "InstanceNorm-mask"],
+    "name", ["Conv-circular", "Conv-two-batch-axes", "Conv-1d-causal", "ConvTranspose-valid",
+             "ConvTranspose-circular", "GroupNorm-mask", "InstanceNorm-mask"],
 )  # fmt: skip
 def test_channels_first(name):
     """layout="NCHW" gives what the transposed input gives, with the same parameters, and without a transpose."""
@@ -227,8 +228,7 @@ def test_channels_first(name):
     window = case.options.get("kernel_size", (1,) * (len(case.shape) - 2))
     axis = -1 - (1 if isinstance(window, int) else len(window))
     variables = stir(init(case.linen(linen), x, **call))
-    want = applied(case.linen(ours, activation="relu"), variables, x, **call)[0]
-    residual = jnp.full(want.shape, 0.5)
+    residual = jnp.full(jax.eval_shape(lambda v: applied(case.linen(ours), v, x, **call)[0], variables).shape, 0.5)
     want = applied(case.linen(ours, activation="relu"), variables, x, residual=residual, **call)[0]
     layer, first = case.linen(ours, layout="NCHW", activation="relu"), lambda a: jnp.moveaxis(jnp.asarray(a), -1, axis)
     call = {k: first(v) for k, v in call.items()} | {"residual": first(residual)}
