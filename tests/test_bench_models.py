@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import json
@@ -526,6 +527,60 @@ def test_pytorchs_definition_trains(name):
     training = torch_models.Training(ModelRow(name, 1, "f32", small=True), "cpu")
     losses = [float(training.step()) for _ in range(8)]
     assert all(math.isfinite(v) for v in losses) and min(losses[1:]) < losses[0]
+
+
+class FakeCuda:
+    """As much of torch.cuda as timing needs; `log` says what was enqueued on which stream."""
+
+    def __init__(self):
+        self.log, self.current, self.cuda = [], None, self
+
+    def Stream(self):
+        return "side"
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.current = stream
+        yield
+        self.current = None
+
+    def Event(self, enable_timing):
+        log, where = self.log, self
+
+        class Event:
+            def record(self):
+                log.append(("event", where.current))
+
+            def synchronize(self):
+                log.append("wait")
+
+            def elapsed_time(self, end):
+                return 12.0
+
+        return Event()
+
+    def CUDAGraph(self):
+        class Graph:
+            replay = staticmethod(lambda: self.log.append(("replay", self.current)))
+
+        return Graph()
+
+    @contextlib.contextmanager
+    def graph(self, graph, stream):
+        self.log.append(("capture", stream))
+        yield
+
+
+def test_pytorchs_steps_lie_between_events_and_become_a_graph():
+    torch = FakeCuda()
+    steps = model_worker.TorchSteps(torch, lambda: torch.log.append(("step", torch.current)) or "loss", gpu=True)
+    assert steps.call(2) == pytest.approx(0.012) and steps.loss == "loss"
+    event, step = ("event", "side"), ("step", "side")
+    assert torch.log == [event, step, step, event, "wait"]
+    steps.capture()
+    torch.log.clear()
+    steps.call(3)
+    assert torch.log == [event, *[("replay", "side")] * 3, event, "wait"] and steps.loss == "loss"
 
 
 def test_pytorch_is_timed_on_a_cpu(processes):
