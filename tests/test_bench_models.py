@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import gzip
 import json
@@ -497,94 +496,3 @@ def test_the_digits_are_learned():
     from jaxprims import demo
 
     assert equivalence.accuracy("jaxprims", jnp.bfloat16, demo.load_data(0), epochs=2) > 0.9
-
-
-# --- PyTorch ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("small", [False, True], ids=["full", "small"])
-@pytest.mark.parametrize("name", registry.MODELS)
-def test_pytorchs_definition_has_the_same_parameters(name, small):
-    torch = pytest.importorskip("torch")
-    from jaxprims.bench import torch_models
-
-    spec = registry.MODELS[name]
-    row = ModelRow(name, spec.batch, small=small)
-    given = dict(spec.small.options) if small else {}
-    with torch.device("meta"):
-        model = torch_models.build(name, row.shape, given)
-    init, _ = registry.train_step(registry.make(name, layers="flax", **given))
-    state = jax.eval_shape(init, jax.random.key(0), jax.ShapeDtypeStruct(row.shape, jnp.float32))
-    theirs = sorted(p.numel() for p in model.parameters())
-    assert theirs == sorted(math.prod(leaf.shape) for leaf in jax.tree.leaves(state.params))
-
-
-@pytest.mark.parametrize("name", registry.MODELS)
-def test_pytorchs_definition_trains(name):
-    pytest.importorskip("torch")
-    from jaxprims.bench import torch_models
-
-    training = torch_models.Training(ModelRow(name, 1, "f32", small=True), "cpu")
-    losses = [float(training.step()) for _ in range(8)]
-    assert all(math.isfinite(v) for v in losses) and min(losses[1:]) < losses[0]
-
-
-class FakeCuda:
-    """As much of torch.cuda as timing needs; `log` says what was enqueued on which stream."""
-
-    def __init__(self):
-        self.log, self.current, self.cuda = [], None, self
-
-    def Stream(self):
-        return "side"
-
-    @contextlib.contextmanager
-    def stream(self, stream):
-        self.current = stream
-        yield
-        self.current = None
-
-    def Event(self, enable_timing):
-        log, where = self.log, self
-
-        class Event:
-            def record(self):
-                log.append(("event", where.current))
-
-            def synchronize(self):
-                log.append("wait")
-
-            def elapsed_time(self, end):
-                return 12.0
-
-        return Event()
-
-    def CUDAGraph(self):
-        class Graph:
-            replay = staticmethod(lambda: self.log.append(("replay", self.current)))
-
-        return Graph()
-
-    @contextlib.contextmanager
-    def graph(self, graph, stream):
-        self.log.append(("capture", stream))
-        yield
-
-
-def test_pytorchs_steps_lie_between_events_and_become_a_graph():
-    torch = FakeCuda()
-    steps = model_worker.TorchSteps(torch, lambda: torch.log.append(("step", torch.current)) or "loss", gpu=True)
-    assert steps.call(2) == pytest.approx(0.012) and steps.loss == "loss"
-    event, step = ("event", "side"), ("step", "side")
-    assert torch.log == [event, step, step, event, "wait"]
-    steps.capture()
-    torch.log.clear()
-    steps.call(3)
-    assert torch.log == [event, *[("replay", "side")] * 3, event, "wait"] and steps.loss == "loss"
-
-
-def test_pytorch_is_timed_on_a_cpu(processes):
-    pytest.importorskip("torch")
-    told = models.measure(processes, ModelRow("dqn", 1, small=True), "torch", options(), on_gpu=False)
-    assert not told.failed and told.ms and told.figures["parameters"] == 7746, told.notes
-    assert told.figures["runs_as"] == "calls back to back"
