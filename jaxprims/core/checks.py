@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 
 INT32_MAX = 2**31 - 1
 PADDING_STRINGS = ("SAME", "VALID", "SAME_LOWER", "CAUSAL")
