@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -80,6 +81,10 @@ def _reference(params: LrnParams, x: jax.Array) -> tuple[jax.Array, ...]:
     return ((v * d**-params.beta).astype(x.dtype),)
 
 
+# jit: derivatives are taken of these two, and an eager call moves no constant to the device.
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def _reference_jvp(params: LrnParams, x: jax.Array, xd: jax.Array) -> tuple[jax.Array, ...]:
     v, t = _expand(x, params.x_axes, params.rank), _expand(xd, params.d_axes, params.rank)
     d = params.k + params.alpha * _window_sum(v * v, params)
@@ -87,6 +92,7 @@ def _reference_jvp(params: LrnParams, x: jax.Array, xd: jax.Array) -> tuple[jax.
     return _collect(t * d**-params.beta - slope * _window_sum(v * t, params), params, x, xd)
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def _reference_bwd(params: LrnParams, x: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
     v, t = _expand(x, params.x_axes, params.rank), _expand(dy, params.d_axes, params.rank)
     d = params.k + params.alpha * _window_sum(v * v, params)
