@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
 
 from jaxprims.norm import api
 from tests.oracle import norm as oracle
@@ -127,6 +130,74 @@ def test_local_response_norm_conventions():
     near(even, [[1 / 2, 2 / 6, 3 / 14, 4 / 26]], 1e-7)
     near(api.local_response_norm(x[0, :, None], size=2, alpha=2.0, beta=1.0, axis=0)[:, 0], even[0], 1e-7)
     near(api.local_response_norm(x, size=9, alpha=9.0, beta=1.0), x / 31, 1e-7)  # wider than the channels
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 9, 12, 63, 511])
+def test_local_response_norm_of_wide_windows(size):
+    x, w = normal(3, 80), normal(3, 80, seed=1)
+    f = lambda x: api.local_response_norm(x, size=size, alpha=0.1, divide_by_size=False)  # noqa: E731
+    near(f(x), oracle.local_response_norm(f64(x), size=size, alpha=0.1, divide_by_size=False), 2e-6)
+    assert str(jax.make_jaxpr(jax.jit(jax.grad(lambda x: jnp.vdot(f(x), w))))(x)).count("\n") < 60
+    with jax.enable_x64(True):
+        check_grads(f, (jnp.asarray(f64(x[:1, :20])),), 2, rtol=1e-5, atol=1e-5)
+
+
+def test_local_response_norm_compiles_fast_and_cancels_nothing():
+    start = time.perf_counter()
+    x = jnp.ones((8, 1024)).at[:, 0].set(1e6)
+    f = jax.jit(jax.value_and_grad(lambda x: api.local_response_norm(x, size=511, alpha=1.0).sum()))
+    jax.block_until_ready(f(x))
+    assert f.lower(x).as_text().count("\n") < 1000
+    assert time.perf_counter() - start < 15  # a loop over the window took 30
+    # behind the windows with 1e12 in them the sum of 511 ones is exact
+    y = api.local_response_norm(x, size=511, alpha=1.0, beta=1.0, divide_by_size=False)
+    near(y[:, 600], np.full(8, 1 / 512), 1e-9)
+
+
+def test_local_response_norm_of_a_symbolic_number_of_channels():
+    f = jax.jit(lambda x: api.local_response_norm(x, size=5, alpha=1.0))
+    (c,) = jax.export.symbolic_shape("c")
+    for fn in (f, jax.jit(jax.grad(lambda x: f(x).sum()))):
+        exported = jax.export.export(fn)(jax.ShapeDtypeStruct((2, c), jnp.float32))
+        for n in (1, 3, 12):
+            near(exported.call(normal(2, n)), fn(normal(2, n)), 1e-6)
+
+
+M = jnp.ones((2, 3, 1)).at[0, 1].set(0)
+TRANSFERS = {
+    "batch": lambda x: api.batch_norm(x)[0],
+    "batch_all": lambda x: api.batch_norm(x, mask=M),
+    "batch_members": lambda x: jax.vmap(lambda x: api.batch_norm(x, axis_name="i"), axis_name="i")(x),
+    "batch_groups": lambda x: jax.vmap(
+        lambda x: api.batch_norm(x, axis_name="i", axis_index_groups=[[0], [1]]), axis_name="i"
+    )(x),
+    "layer": api.layer_norm,
+    "layer_mask": lambda x: api.layer_norm(x, mask=M),
+    "rms": api.rms_norm,
+    "group": lambda x: api.group_norm(x, num_groups=2, mask=M, activation="silu"),
+    "instance": api.instance_norm,
+    "response": api.local_response_norm,
+}
+# jax 0.10 transposes what was linearised op by op when called eagerly, and moves the constants in it to the device.
+WHOLE = jax.__version_info__ >= (0, 11)
+
+
+@pytest.mark.parametrize("norm", TRANSFERS.values(), ids=TRANSFERS.keys())
+def test_eager_derivatives_transfer_nothing(norm):
+    x = normal(2, 3, 4)
+    y = norm(x)
+    with jax.transfer_guard("disallow"):
+        norm(x)
+        jax.jvp(norm, (x,), (x,))
+        if norm not in (TRANSFERS["batch_members"], TRANSFERS["batch_groups"]) or WHOLE:
+            jax.vjp(norm, x)[1](y)
+        jax.jvp(lambda x: jax.jvp(norm, (x,), (x,))[1], (x,), (x,))
+
+
+def test_a_row_without_elements_has_mean_0_and_var_0():
+    x, mask = normal(2, 3, 4), jnp.zeros((2, 3, 4))
+    for norm in (api.layer_norm, api.rms_norm, api.instance_norm, lambda x, **k: api.group_norm(x, num_groups=2, **k)):
+        near(norm(x, mask=mask, eps=0.25), 2 * x, 1e-6)
 
 
 def test_residual_of_layer_and_rms_norm_is_added_before():
@@ -286,6 +357,10 @@ def test_flax_gives_the_same_numbers():
 X = jnp.ones((2, 3, 6))
 
 
+def grouped(groups):
+    return jax.vmap(lambda v: api.batch_norm(v, axis_name="i", axis_index_groups=groups)[0], axis_name="i")(X)
+
+
 @pytest.mark.parametrize(
     "call, error, words",
     [
@@ -310,6 +385,10 @@ X = jnp.ones((2, 3, 6))
             ValueError,
             "axis_index_groups=.*every index",
         ),
+        (lambda: grouped(5), TypeError, r"axis_index_groups=5 must be a sequence of groups.*give e.g. \[\["),
+        (lambda: grouped([0, 1]), TypeError, r"axis_index_groups=\[0, 1\] must be a sequence of groups"),
+        (lambda: grouped(["01"]), TypeError, r"axis_index_groups=\['01'\] must be a sequence of groups"),
+        (lambda: grouped([[0], [1.5]]), TypeError, r"axis_index_groups\[1\]\[0\]=1.5 must be an int"),
         (lambda: api.batch_norm_inference(X, None, jnp.ones(6)), TypeError, "mean and var must be arrays"),
         (lambda: api.batch_norm_inference(X, jnp.ones(3), jnp.ones(6)), ValueError, r"mean has shape \(3,\)"),
         (lambda: api.layer_norm(X, axis=(1, 1)), ValueError, "names an axis twice"),

@@ -250,6 +250,133 @@ def test_large_windows_trace_and_run_fast():
     assert time.perf_counter() - start < 20
 
 
+LARGE = {
+    "global_avg": partial(api.global_avg_pool),
+    "global_avg_1d": lambda x: api.global_avg_pool(x.reshape(2, -1, 32), layout="NWC"),
+    "avg_same": partial(api.avg_pool, window_shape=(31, 31), padding="SAME"),
+    "avg_strided": partial(api.avg_pool, window_shape=(24, 24), strides=8, padding=3, count_include_pad=False),
+    "lp": partial(api.lp_pool, p=2, window_shape=(28, 28)),
+    "adaptive": partial(api.adaptive_avg_pool, output_size=(7, 5)),
+    "max_same": partial(api.max_pool, window_shape=(31, 31), padding="SAME"),
+}
+
+
+@pytest.mark.parametrize("pool", LARGE.values(), ids=LARGE.keys())
+def test_programs_do_not_grow_with_the_window_nor_fold_it(pool):
+    """Gradient with a constant cotangent, and forward of a constant: what XLA folds when it compiles stays small."""
+    shape = (2, 56, 56, 32)
+    start = time.perf_counter()
+    both = jax.jit(lambda x: (grad_of_sum(pool, x), pool(jnp.ones(shape)))).lower(jnp.ones(shape))
+    text = both.as_text()
+    assert "reduce_window" not in text and text.count("\n") < 1500
+    both.compile()
+    assert time.perf_counter() - start < 20  # 2 s alone; whole-image windows took minutes
+
+
+def _slow_sums(x, where, divisor):
+    """Oracle of averages along axes 1 and 2 of (N, H, W, C) in float64, and its transpose by a matrix."""
+    m = [np.array([[i in w for i in range(x.shape[k + 1])] for w in where[k]], np.float64) for k in range(2)]
+    return np.einsum("ah,bw,nhwc->nabc", *m, x) / divisor, m
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 9, 12, 16, 17])
+def test_average_windows_of_every_width_stride_and_dilation(window: int):
+    rng = np.random.default_rng(window)
+    x = rng.standard_normal((1, 20, 18, 2)).astype(np.float32)
+    for stride, dilation, pads in [(1, 1, (0, 0)), (2, 1, (0, 1)), (window, 1, (0, 0)), (4, 1, (-1, -2)), (19, 1, (0, 0)),
+                                   (1, 2, (8, 8)), (3, 2, (8, 7))]:  # fmt: skip
+        reach = (window - 1) * dilation + 1
+        pads = tuple(min(v, reach - 1) for v in pads)
+        if reach > 18 + sum(pads):
+            continue
+        f = partial(
+            api.avg_pool, window_shape=(window,) * 2, strides=stride, padding=[pads] * 2, window_dilation=dilation
+        )
+        where = oracle.axes((20, 18), (window,) * 2, (stride,) * 2, [pads] * 2, (dilation,) * 2)
+        want, m = _slow_sums(x, where, window**2)
+        y, pull = jax.vjp(f, jnp.asarray(x))
+        np.testing.assert_allclose(y, want, atol=2e-6)
+        dy = rng.standard_normal(y.shape).astype(np.float32)
+        np.testing.assert_allclose(pull(dy)[0], np.einsum("ah,bw,nabc->nhwc", *m, dy) / window**2, atol=2e-6)
+
+
+@pytest.mark.parametrize("pool, sign", [(api.max_pool, 1.0), (api.min_pool, -1.0)])
+@pytest.mark.parametrize(
+    "window, stride, dilation", [(9, 1, 1), (12, 1, 1), (12, 4, 1), (7, 7, 1), (3, 5, 1), (10, 1, 2)]
+)
+def test_wide_maxima_keep_ties_nan_and_the_sign_of_zero(pool, sign, window, stride, dilation):
+    rng = np.random.default_rng(window)
+    x = rng.choice(
+        np.float32([-0.0, 0.0, -1, -np.inf, np.inf, np.nan]), (2, 24, 24, 3), p=[0.4, 0.4, 0.14, 0.04, 0.01, 0.01]
+    )
+    x *= sign
+    options = dict(strides=stride, padding=[(2, 1)] * 2, window_dilation=dilation)
+    y, pull = jax.vjp(partial(pool, window_shape=(window,) * 2, **options), jnp.asarray(x))
+    where = oracle.axes((24, 24), (window,) * 2, (stride,) * 2, [(2, 1)] * 2, (dilation,) * 2)
+    index = oracle.argmax_pool(x, where) if sign > 0 else oracle.argmax_pool(-x, where)
+    want = np.take_along_axis(x.reshape(2, -1, 3), index.reshape(2, -1, 3), 1).reshape(y.shape)
+    np.testing.assert_array_equal(y, want)
+    np.testing.assert_array_equal(
+        np.signbit(y),
+        np.signbit(want) if not np.isnan(want).any() else np.where(np.isnan(want), np.signbit(y), np.signbit(want)),
+    )
+    dy = rng.integers(-8, 9, y.shape).astype(np.float32)
+    np.testing.assert_array_equal(
+        pull(jnp.asarray(dy))[0],
+        oracle.max_pool_grad(x, dy, where, True) if sign > 0 else oracle.max_pool_grad(-x, dy, where, True),
+    )
+
+
+def test_a_maximum_without_its_index_computes_none():
+    x = jnp.ones((2, 8, 8, 4))
+    for f in (
+        partial(api.max_pool, window_shape=(2, 2), strides=2),
+        api.global_max_pool,
+        partial(api.max_pool, window_shape=(3, 3)),
+    ):
+        assert "s32[" not in jax.jit(f).lower(x).compile().as_text()
+    index = jax.jit(partial(api.max_pool_with_argmax, window_shape=(2, 2))).lower(x).compile().as_text()
+    assert "s32[" in index
+
+
+TRANSFERS = {
+    "max": partial(api.max_pool, window_shape=(2, 2)),
+    "argmax": lambda x: api.max_pool_with_argmax(x, (2, 2))[0],
+    "avg": partial(api.avg_pool, window_shape=(2, 2), padding="SAME", count_include_pad=False),
+    "lp": partial(api.lp_pool, p=3, window_shape=(2, 2)),
+    "adaptive_avg": partial(api.adaptive_avg_pool, output_size=(3, 3)),
+    "adaptive_max": partial(api.adaptive_max_pool, output_size=(3, 3)),
+    "global_avg": api.global_avg_pool,
+    "global_max": api.global_max_pool,
+}
+# jax 0.10 transposes what was linearised op by op when called eagerly, and moves the constants in it to the device.
+WHOLE = jax.__version_info__ >= (0, 11)
+
+
+@pytest.mark.parametrize("pool", TRANSFERS.values(), ids=TRANSFERS.keys())
+def test_eager_derivatives_transfer_nothing(pool):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 4, 5, 2)), jnp.float32)
+    y = pool(x)
+    with jax.transfer_guard("disallow"):
+        jax.jvp(pool, (x,), (x,))
+        if pool is not TRANSFERS["lp"] or WHOLE:
+            jax.vjp(pool, x)[1](y)
+        jax.jvp(lambda x: jax.jvp(pool, (x,), (x,))[1], (x,), (x,))
+
+
+def test_symbolic_image_sizes_name_a_remedy():
+    h, c = jax.export.symbolic_shape("h, c")
+    x = jax.ShapeDtypeStruct((1, h, 8, 3), jnp.float32)
+    for pool in (api.global_avg_pool, partial(api.max_pool, window_shape=(2, 2))):
+        with pytest.raises(ValueError, match="symbolic spatial sizes.*export once for each image size"):
+            jax.eval_shape(pool, x)
+    f = jax.jit(lambda x: (api.max_pool(x, (3, 3)), api.avg_pool(x, (9, 9), strides=3, padding="SAME")))
+    exported = jax.export.export(f)(jax.ShapeDtypeStruct((c, 12, 12, c), jnp.float32))
+    x = jnp.arange(576.0).reshape(2, 12, 12, 2)
+    for got, want in zip(exported.call(x), f(x), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 @pytest.mark.parametrize("count, dtype", [(256, jnp.uint8), (257, jnp.uint16), (65536, jnp.uint16), (65537, jnp.int32)])
 def test_places_take_the_smallest_type(count: int, dtype):
     p = regular_of((count,), (count,), (1,), ((0, 0),), (1,), True)

@@ -197,6 +197,15 @@ def _abstract_eval(op: Op, *avals: Any, params: Any, backend: str) -> list[Any]:
     ]
 
 
+# jit: an eager derivative moves no zero to the device.
+zeros_like = jax.jit(jnp.zeros_like, inline=True)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _zeros(aval: Any) -> Any:
+    return ad.instantiate_zeros(ad.Zero(aval))
+
+
 # --- differentiation ----------------------------------------------------------------------------------------------------
 
 
@@ -219,9 +228,7 @@ def _automatic_tangents(op: Op, params: Any, primals: Sequence[Any], dots: list[
     parts: list[Sequence[Any]] = []
     linear = [i for i in op.linear if dots[i] is not None]
     if linear:
-        args = [
-            (jnp.zeros_like(x) if dots[i] is None else dots[i]) if i in op.linear else x for i, x in enumerate(primals)
-        ]
+        args = [(zeros_like(x) if dots[i] is None else dots[i]) if i in op.linear else x for i, x in enumerate(primals)]
         parts.append(op(params, *args))
     for i in op.bilinear or ():
         if dots[i] is not None:
@@ -258,7 +265,7 @@ def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend:
     wanted = tuple(ad.is_undefined_primal(x) for x in operands)
     if all(type(ct) is ad.Zero for ct in cts):
         return [ad.Zero(x.aval) if w else None for x, w in zip(operands, wanted, strict=True)]
-    cts = [ad.instantiate_zeros(ct) for ct in cts]
+    cts = [_zeros(ct.aval) if type(ct) is ad.Zero else ct for ct in cts]
     args = [x.aval if w else x for x, w in zip(operands, wanted, strict=True)]
     assert op.transpose is not None  # only then is this rule registered
     with settings.use(backend):

@@ -75,7 +75,8 @@ def layer_norm(
       eps: added to the biased variance; 1e-6 as in Flax (PyTorch: 1e-5).
       activation: name of a fused activation, or None.
       residual: [x.shape], added before the normalisation, as transformer blocks do; the sum is returned too.
-      mask: broadcastable to x; elements where it is 0 do not count for the statistics.
+      mask: broadcastable to x; elements where it is 0 do not count for the statistics. Where none counts, mean and var
+        are 0 (Flax: NaN).
 
     Returns:
       y as x; with ``residual`` the pair (y, h), h rounded to x's dtype.
@@ -143,7 +144,8 @@ def group_norm(
       reduction_axes: the axes that statistics are taken over, the channels' among them; default: all but the first.
       eps: added to the biased variance; 1e-6 as in Flax (PyTorch: 1e-5).
       activation: name of a fused activation ("silu" in UNets), or None. residual: [x.shape], added before it.
-      mask: broadcastable to x; elements where it is 0 do not count for the statistics.
+      mask: broadcastable to x; elements where it is 0 do not count for the statistics. Where none counts, mean and var
+        are 0 (Flax: NaN).
 
     Returns:
       y, as x.

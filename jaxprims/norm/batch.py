@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from jaxprims.core.checks import canonical_axes
+from jaxprims.core.checks import as_index, canonical_axes, is_many, short
 from jaxprims.norm import layout
 from jaxprims.norm.params import NormParams, stat_dtype
 from jaxprims.norm.primitive import combine, stats_op
@@ -119,23 +119,48 @@ def _sum_over(axis_name: Any, groups: Any) -> Callable[[Any], Any]:
     """
     if groups is None:
         return lambda v: jax.lax.psum(v, axis_name)
-    members = sorted(m for group in groups for m in group)
-    size = jax.lax.axis_size(axis_name)
-    if members != list(range(size)):
-        raise ValueError(
-            f"axis_index_groups={groups!r} must hold every index of axis_name={axis_name!r} once, 0 to {size - 1}."
-        )
-    table = np.zeros(size, np.int32)
-    for g, group in enumerate(groups):
-        table[list(group)] = g
-    mine = jnp.asarray(table)[jax.lax.axis_index(axis_name)]
-    row = jnp.arange(len(groups)) == mine
+    groups = _check_groups(groups, axis_name, jax.lax.axis_size(axis_name))
+    index = jax.lax.axis_index(axis_name)
 
     def one(v: jax.Array) -> jax.Array:
-        rows = jnp.where(row.reshape(-1, *(1,) * v.ndim), v, 0)
-        return jax.lax.psum(rows, axis_name)[mine]
+        return _own_row(groups, index, jax.lax.psum(_in_own_row(groups, index, v), axis_name))
 
     return lambda v: jax.tree.map(one, v)
+
+
+def _check_groups(groups: Any, axis_name: Any, size: int) -> tuple[tuple[int, ...], ...]:
+    if not is_many(groups) or not all(is_many(g) and not isinstance(g, str) for g in groups):
+        raise TypeError(
+            f"axis_index_groups={short(groups)} must be a sequence of groups, each a sequence of indices of "
+            f"axis_name={axis_name!r}: give e.g. [[0, 1], [2, 3]]."
+        )
+    found = tuple(
+        tuple(as_index(m, f"axis_index_groups[{i}][{j}]") for j, m in enumerate(g)) for i, g in enumerate(groups)
+    )
+    if sorted(m for g in found for m in g) != list(range(size)):
+        raise ValueError(
+            f"axis_index_groups={short(groups)} must hold every index of axis_name={axis_name!r} once, 0 to {size - 1}."
+        )
+    return found
+
+
+# jit: an eager call moves no constant to the device.
+
+
+def _row(groups: tuple[tuple[int, ...], ...], index: jax.Array) -> jax.Array:
+    table = {m: g for g, group in enumerate(groups) for m in group}
+    return jnp.asarray([table[m] for m in range(len(table))], jnp.int32)[index]
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _in_own_row(groups: tuple[tuple[int, ...], ...], index: jax.Array, v: jax.Array) -> jax.Array:
+    row = jnp.arange(len(groups), dtype=jnp.int32) == _row(groups, index)
+    return jnp.where(row.reshape(-1, *(1,) * v.ndim), v[None], 0)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _own_row(groups: tuple[tuple[int, ...], ...], index: jax.Array, rows: jax.Array) -> jax.Array:
+    return rows[_row(groups, index)]
 
 
 def batch_norm_inference(

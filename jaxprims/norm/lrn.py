@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ import jax.numpy as jnp
 from jaxprims.core.checks import as_float32, is_static
 from jaxprims.core.primitive import Op, define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
+from jaxprims.core.windows import fold_windows
 
 MAX_SIZE = 2048  # cuda/norm/lrn.cu, tiling
 
@@ -59,15 +61,8 @@ def _window_sum(v: jax.Array, params: LrnParams, *, mirror: bool = False) -> jax
     n = v.shape[params.axis]
     if is_static(n):  # what is further away than the channels reach adds nothing
         lo, hi = min(lo, max(n - 1, 0)), min(hi, max(n - 1, 0))
-    total = jnp.zeros_like(v)
-    for shift in range(-lo, hi + 1):
-        if is_static(n) and abs(shift) >= n:
-            continue
-        pads = [(0, 0)] * v.ndim
-        pads[params.axis] = (max(-shift, 0), max(shift, 0))
-        part = jax.lax.slice_in_dim(v, max(shift, 0), n + min(shift, 0), axis=params.axis)
-        total = total + jnp.pad(part, pads)
-    return total
+    padded = jnp.pad(v, [(lo, hi) if i == params.axis else (0, 0) for i in range(v.ndim)])
+    return fold_windows((padded,), lambda a, b: (a[0] + b[0],), params.axis, n, lo + hi + 1)[0]
 
 
 def _expand(a: jax.Array, axes: tuple[int, ...], rank: int) -> jax.Array:
@@ -86,6 +81,10 @@ def _reference(params: LrnParams, x: jax.Array) -> tuple[jax.Array, ...]:
     return ((v * d**-params.beta).astype(x.dtype),)
 
 
+# jit: derivatives are taken of these two, and an eager call moves no constant to the device.
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def _reference_jvp(params: LrnParams, x: jax.Array, xd: jax.Array) -> tuple[jax.Array, ...]:
     v, t = _expand(x, params.x_axes, params.rank), _expand(xd, params.d_axes, params.rank)
     d = params.k + params.alpha * _window_sum(v * v, params)
@@ -93,6 +92,7 @@ def _reference_jvp(params: LrnParams, x: jax.Array, xd: jax.Array) -> tuple[jax.
     return _collect(t * d**-params.beta - slope * _window_sum(v * t, params), params, x, xd)
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def _reference_bwd(params: LrnParams, x: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
     v, t = _expand(x, params.x_axes, params.rank), _expand(dy, params.d_axes, params.rank)
     d = params.k + params.alpha * _window_sum(v * v, params)

@@ -12,6 +12,7 @@ only where the activation's slope cannot be read off the result.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -92,6 +93,7 @@ def _tangent_call(
     return jvp_op(new, *(dots[n] for n in TANGENTS if dots.get(n) is not None), *(values[n] for n in keep))
 
 
+@functools.partial(jax.jit, static_argnums=0, inline=True)  # an eager call moves no constant to the device
 def stat_tangents(params: NormParams, x: Any, mask: Any, mean: Any, low: Any, xd: Any) -> tuple[Any, Any]:
     """Tangents of mean and var (None and that of the mean square for "rms") in plain jnp."""
     names = {n: a for n, a in params.operands if n in ("x", "mask")}
@@ -205,13 +207,26 @@ def combine(parts: Sequence[Any], psum: Callable[[Any], Any]) -> tuple[jax.Array
     """
     mean, var, low, count = parts
     total = psum(count)
-    share = count / jnp.maximum(total, 1)
+    share = _share(count, total)
     whole = psum(share * mean)
     d = (mean - whole) + low
     rest, square = psum((share * d, share * (var + jnp.square(d))))
+    return whole, _variance(square, rest), jax.lax.stop_gradient(rest), total
+
+
+# jit: an eager call moves no constant to the device.
+
+
+@functools.partial(jax.jit, inline=True)
+def _share(count: jax.Array, total: jax.Array) -> jax.Array:
+    return count / jnp.maximum(total, 1)
+
+
+@functools.partial(jax.jit, inline=True)
+def _variance(square: jax.Array, rest: jax.Array) -> jax.Array:
     var = square - jnp.square(rest)
     # Rounding may leave it below 0. At 0 itself (a constant channel) every derivative is that of var: no maximum's tie.
-    return whole, jnp.where(var < 0, jnp.zeros_like(var), var), jax.lax.stop_gradient(rest), total
+    return jnp.where(var < 0, jnp.zeros_like(var), var)
 
 
 def _stats_of(params: NormParams, x: Any, mask: Any) -> tuple[Any, ...]:

@@ -64,7 +64,10 @@ def as_images(x: jax.Array, rank: int, layout: str) -> tuple[jax.Array, bool, Ca
 def spatial_sizes(x: jax.Array, rank: int, last: bool) -> tuple[int, ...]:
     sizes = x.shape[1:-1] if last else x.shape[2:]
     if not checks.is_static(*sizes):
-        raise ValueError(f"inputs has symbolic spatial sizes {sizes}; only batch and channel sizes may be symbolic.")
+        raise ValueError(
+            f"inputs has symbolic spatial sizes {sizes}; only batch and channel sizes may be symbolic, as windows are "
+            "compiled in: export once for each image size, or pad or resize images (jnp.pad, jax.image.resize) to fixed ones first."
+        )
     return sizes
 
 

@@ -7,6 +7,7 @@ maximum of every row, then the first row that has it, is the first in row-major 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from jax import lax
 
 from jaxprims.core.checks import as_float32
 from jaxprims.core.primitive import match_vma
+from jaxprims.core.windows import Combine, Parts, fold_axis, fold_windows
 from jaxprims.pool.window import Axis, PoolParams, flat_from_place, flat_index, index_dtype
 
 
@@ -30,35 +32,102 @@ def _lowest(dtype: Any, minimum: bool) -> Any:
 def _windows(x: jax.Array, axis: int, a: Axis, fill: Any) -> jax.Array:
     """``x`` with ``axis`` replaced by two: outputs, and the places of their windows (``fill`` outside the image)."""
     shape = (*x.shape[:axis], a.out, a.window, *x.shape[axis + 1 :])
-    if a.tiles():
-        return lax.slice_in_dim(x, 0, a.out * a.window, axis=axis).reshape(shape)
-    if a.size == 0 or a.out == 0:
-        return jnp.full(shape, fill, x.dtype)
-    r = jnp.arange(a.window, dtype=jnp.int32)
-    at = jnp.asarray(a.starts(), jnp.int32)[:, None] + (r * a.dilation)[None]
-    first, end = (jnp.asarray(v, jnp.int32)[:, None] for v in a.valid())
-    inside = (r[None] >= first) & (r[None] < end)
+    at = jnp.asarray(a.starts(), jnp.int32)[:, None] + jnp.arange(a.window, dtype=jnp.int32)[None]
     taken = jnp.take(x, jnp.clip(at, 0, a.size - 1).reshape(-1), axis=axis, mode="clip").reshape(shape)
-    inside = inside.reshape(*(1,) * axis, a.out, a.window, *(1,) * (x.ndim - axis - 1))
-    return jnp.where(inside, taken, jnp.asarray(fill, x.dtype))
+    return jnp.where(_inside(a, axis, x.ndim), taken, jnp.asarray(fill, x.dtype))
+
+
+def _inside(a: Axis, axis: int, ndim: int) -> np.ndarray:
+    """Whether each place of each window is one of it, shaped for ``_windows``."""
+    first, end = (v[:, None] for v in a.valid())
+    r = np.arange(a.window)[None]
+    return ((r >= first) & (r < end)).reshape(*(1,) * axis, a.out, a.window, *(1,) * (ndim - axis - 1))
+
+
+def _along(v: np.ndarray, axis: int, ndim: int) -> jax.Array:
+    """A vector as an int32 array of ``ndim`` axes that has it along ``axis``."""
+    return jnp.asarray(v.reshape(*(1,) * axis, -1, *(1,) * (ndim - axis - 1)), jnp.int32)
+
+
+def _ramp(n: int, axis: int, ndim: int) -> jax.Array:
+    return lax.broadcasted_iota(jnp.int32, (*(1,) * axis, n, *(1,) * (ndim - axis - 1)), axis)
+
+
+def _plain(a: Axis) -> Axis:
+    """An adaptive axis whose windows stand side by side as a regular one; a single window's stride as its size."""
+    if a.adaptive and a.size % a.out == 0:
+        n = a.size // a.out
+        return Axis(a.size, a.out, n, n, 0, 1, False)
+    return a._replace(stride=a.window) if a.out == 1 and a.dilation == 1 and not a.adaptive else a
+
+
+def _reached(x: jax.Array, axis: int, a: Axis, fill: Any) -> jax.Array:
+    """Exactly the elements that some window of a regular axis reaches, ``fill`` in the padding: element 0 is window 0's first."""
+    last = (a.out - 1) * a.stride + (a.window - 1) * a.dilation + 1 - a.pad
+    x = lax.slice_in_dim(x, max(0, -a.pad), max(0, min(a.size, last)), axis=axis)
+    around = (max(0, a.pad), max(0, last - a.size))
+    if around == (0, 0):
+        return x
+    return jnp.pad(x, [around if i == axis else (0, 0) for i in range(x.ndim)], constant_values=fill)
+
+
+def _fold(parts: Parts, combine: Combine, whole: Callable[[Parts, int], Parts], axis: int, a: Axis) -> Parts:
+    """The windows of a regular axis of ``parts``, cut by ``_reached``; ``whole`` folds all of an axis.
+
+    What stride and window have as common divisor is folded as blocks first; of windows side by side nothing is left.
+    """
+    window, stride = a.window, a.stride
+    if a.dilation == 1:
+        block = math.gcd(window, stride)
+        if block > 1:
+            n = parts[0].shape[axis] // block
+            parts = tuple(v.reshape(*v.shape[:axis], n, block, *v.shape[axis + 1 :]) for v in parts)
+            parts = tuple(jnp.squeeze(v, axis + 1) for v in whole(parts, axis + 1))
+            window, stride = window // block, stride // block
+    return fold_windows(parts, combine, axis, a.out, window, stride, a.dilation)
 
 
 def max_pool(p: PoolParams, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    place = jnp.zeros((1,) * x.ndim, jnp.int32)
-    unit, pick = 1, jnp.argmin if p.minimum else jnp.argmax
+    """Value and place are folded side by side: where nobody reads the place, XLA drops its half."""
+    if math.prod(p.in_size) == 0 or math.prod(p.out_size) == 0:
+        shape = p.image(x.shape, p.out_size, x.shape[:1])
+        return jnp.zeros(shape, x.dtype), jnp.zeros(shape, index_dtype(p))
+    lowest = _lowest(x.dtype, p.minimum)
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+
+    def combine(a: Parts, b: Parts) -> Parts:
+        """(value, place, whether it is padding): the first stays unless the second beats it, or it is padding."""
+        stays = (a[0] <= b[0]) if p.minimum else (a[0] >= b[0])
+        if floating:
+            stays |= a[0] != a[0]
+        return (
+            lax.select(stays, a[0], b[0]),
+            jnp.where(stays & ~a[2], a[1], b[1]),
+            a[2] & b[2],
+        )
+
+    def whole(parts: Parts, axis: int) -> Parts:
+        return fold_axis(parts, combine, axis)
+
+    place, unit = jnp.zeros((1,) * x.ndim, jnp.int32), 1
     for k in reversed(range(p.rank)):
-        a, axis = p.axes()[k], p.spatial(k)
-        values = _windows(x, axis, a, _lowest(x.dtype, p.minimum))
-        # A tie with the padding's value goes to the first element inside the image.
-        first = a.valid()[0].reshape(*(1,) * axis, a.out, 1, *(1,) * (x.ndim - axis - 1))
-        best = jnp.maximum(pick(values, axis=axis + 1, keepdims=True).astype(jnp.int32), jnp.asarray(first, jnp.int32))
-        if unit == 1:
-            inner = jnp.zeros((), jnp.int32)
+        a, axis = _plain(p.axes()[k]), p.spatial(k)
+        if a.adaptive:
+            values, pad = _windows(x, axis, a, lowest), jnp.asarray(~_inside(a, axis, x.ndim))
+            sized = (*place.shape[:axis], a.size, *place.shape[axis + 1 :])
+            inner = _windows(jnp.broadcast_to(place, sized), axis, a, 0)
+            places = inner + _ramp(a.window, axis + 1, x.ndim + 1) * unit
+            x, place, _ = (jnp.squeeze(v, axis + 1) for v in whole((values, places, pad), axis + 1))
         else:
-            inner = jnp.take_along_axis(_windows(place, axis, a, 0), best, axis=axis + 1, mode="clip")
-        place = jnp.squeeze(best * unit + inner, axis + 1)
-        x = jnp.squeeze(jnp.take_along_axis(values, best, axis=axis + 1, mode="clip"), axis + 1)
-        unit *= a.window
+            at = place + _ramp(a.size, axis, x.ndim) * unit
+            pad = jnp.zeros_like(_ramp(a.size, axis, x.ndim), bool)
+            parts = _reached(x, axis, a, lowest), _reached(at, axis, a, 0), _reached(pad, axis, a, True)
+            x, at, _ = _fold(parts, combine, whole, axis, a)
+            place = at - _along(a.starts(), axis, x.ndim) * unit
+            if a.dilation > 1:
+                place = place // (a.dilation * unit) * unit + place % unit
+        unit *= p.window[k]
+    place = jnp.broadcast_to(place, x.shape)
     return x, (flat_from_place(p, place)[0] if p.flat else place).astype(index_dtype(p))
 
 
@@ -120,23 +189,23 @@ def _counts(p: PoolParams, dtype: Any) -> jax.Array | None:
 
 
 def _sums(p: PoolParams, x: jax.Array) -> jax.Array:
-    if p.adaptive:
-        for k in range(p.rank):
-            x = _windows(x, p.spatial(k), p.axes()[k], 0).sum(p.spatial(k) + 1)
-        return x
-    dims, strides, dilation = ([1] * x.ndim for _ in range(3))
-    pads = [(0, 0)] * x.ndim
-    for k, a in enumerate(p.axes()):
-        i = p.spatial(k)
-        dims[i], strides[i], dilation[i] = a.window, a.stride, a.dilation
-        # Exactly the elements that some window reaches: crop first, XLA gets no negative padding.
-        last = (a.out - 1) * a.stride - a.pad + (a.window - 1) * a.dilation + 1
-        lo, hi = max(0, -a.pad), max(0, min(a.size, last))
-        x = lax.slice_in_dim(x, min(lo, hi), hi, axis=i)
-        pads[i] = (max(0, a.pad), max(0, last - a.size)) if a.out else (0, 0)
-    if math.prod(p.out_size) == 0:
+    if math.prod(p.in_size) == 0 or math.prod(p.out_size) == 0:
         return jnp.zeros(p.image(x.shape, p.out_size, x.shape[:1]), x.dtype)
-    return lax.reduce_window(x, np.zeros((), x.dtype), lax.add, dims, strides, pads, window_dilation=dilation)
+    for k in reversed(range(p.rank)):
+        a, axis = _plain(p.axes()[k]), p.spatial(k)
+        if a.adaptive:
+            x = _windows(x, axis, a, 0).sum(axis + 1)
+        else:
+            (x,) = _fold((_reached(x, axis, a, 0),), _add, _total, axis, a)
+    return x
+
+
+def _add(a: Parts, b: Parts) -> Parts:
+    return (a[0] + b[0],)
+
+
+def _total(parts: Parts, axis: int) -> Parts:
+    return (jnp.sum(parts[0], axis, keepdims=True),)
 
 
 def avg_pool(p: PoolParams, x: jax.Array) -> tuple[jax.Array]:
@@ -149,7 +218,39 @@ def avg_pool_dx(p: PoolParams, dy: jax.Array) -> tuple[jax.Array]:
     share = as_float32(dy)
     count = _counts(p, share.dtype)
     share = share if count is None else share / count
-    # Only its type is used; inside shard_map it must vary over the axes that dy varies over.
-    x, _ = match_vma(jnp.zeros(p.image(dy.shape, p.in_size, dy.shape[:1]), share.dtype), share)
-    (dx,) = jax.linear_transpose(lambda v: _sums(p, v), x)(share)
-    return (dx.astype(dy.dtype),)
+    if math.prod(p.in_size) == 0 or math.prod(p.out_size) == 0:
+        return (jnp.zeros(p.image(dy.shape, p.in_size, dy.shape[:1]), dy.dtype),)
+    for k in range(p.rank):
+        a, axis = _plain(p.axes()[k]), p.spatial(k)
+        share = (_spread_adaptive if a.adaptive else _spread)(share, axis, a)
+    return (share.astype(dy.dtype),)
+
+
+def _spread(v: jax.Array, axis: int, a: Axis) -> jax.Array:
+    """The transpose of a regular axis's window sums: each element gets the sum of the windows that have it.
+
+    The windows that have an element are a window too, over outputs ``stride`` apart; it is folded as forward.
+    """
+    window, stride = a.window, a.stride
+    block = math.gcd(window, stride) if a.dilation == 1 else 1
+    window, stride = window // block, stride // block
+    around = (window - 1) * a.dilation
+    n = (a.out - 1) * stride + around + 1
+    if around or stride > 1:
+        zero = jnp.zeros((), v.dtype)
+        v = lax.pad(v, zero, [(around, around, stride - 1) if i == axis else (0, 0, 0) for i in range(v.ndim)])
+        (v,) = fold_windows((v,), _add, axis, n, window, 1, a.dilation)
+    if block > 1:
+        shape = (*v.shape[:axis], n, block, *v.shape[axis + 1 :])
+        v = jnp.broadcast_to(jnp.expand_dims(v, axis + 1), shape)
+        n *= block
+        v = v.reshape(*v.shape[:axis], n, *v.shape[axis + 2 :])
+    # element 0 is now the first of window 0: cut what lies in the padding, add what no window reaches
+    v = lax.slice_in_dim(v, max(0, a.pad), min(n, a.size + a.pad), axis=axis)
+    return jnp.pad(v, [(max(0, -a.pad), max(0, a.size + a.pad - n)) if i == axis else (0, 0) for i in range(v.ndim)])
+
+
+def _spread_adaptive(v: jax.Array, axis: int, a: Axis) -> jax.Array:
+    # Only its type is used; inside shard_map it must vary over the axes that v varies over.
+    x, _ = match_vma(jnp.zeros((*v.shape[:axis], a.size, *v.shape[axis + 1 :]), v.dtype), v)
+    return jax.linear_transpose(lambda x: _windows(x, axis, a, 0).sum(axis + 1), x)(v)[0]
