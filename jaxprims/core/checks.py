@@ -91,7 +91,7 @@ def same_padding(size: int, window: int, stride: int, dilation: int, *, lower: b
 
 def padding_forms(n: int, words: Sequence[str] = PADDING_STRINGS) -> str:
     """What a padding of ``n`` spatial axes may be, in words."""
-    return f"one of {', '.join(map(repr, words))}, an int, or {n} ints or (low, high) pairs"
+    return f"an int, {n} ints or (low, high) pairs, or one of {', '.join(map(repr, words))}"
 
 
 def canonical_padding(
