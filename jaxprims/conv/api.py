@@ -57,7 +57,7 @@ def conv_general_dilated(
 
     Numerics: the CUDA kernels compute float32 in exact float32 multiply-adds whatever the precision (no TF32), and float16
     and bfloat16 with float32 accumulators, rounded once. The reference, which runs elsewhere and for other dtypes, hands
-    ``precision`` to XLA; HIGHEST is exact float32.
+    ``precision`` to XLA; HIGHEST is exact float32. It computes floats of 8 bits in float32, too, and rounds once.
 
     A window larger than the padded input gives an empty result. Raises ValueError or TypeError, while tracing, for sizes,
     groups, strides, dilations, padding or dtypes that do not fit.

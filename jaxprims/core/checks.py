@@ -149,7 +149,7 @@ def canonical_padding(
 
 
 def check_width(dtype: Any, name: str) -> None:
-    """TypeError for a floating dtype narrower than 16 bits: no op has arithmetic (or infinities to pad with) for those."""
+    """TypeError for a floating dtype narrower than 16 bits, for which an op has no arithmetic (or infinities to pad with)."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16:
         raise TypeError(
             f"{name} has dtype {dtype}; floating dtypes of 16 bits and more are taken: cast it with {name}.astype(jnp.bfloat16)."
