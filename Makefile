@@ -1,6 +1,6 @@
 # make demo      set up .venv and train a small network on real images
 # make test      set up .venv and run the tests; make gpu-test: those that need a GPU
-# make bench     time the convolutions on this GPU beside XLA and PyTorch; make bench SUITE=membound: the other ops
+# make bench     time the convolutions on this GPU beside XLA and PyTorch; SUITE=membound: other ops, SUITE=models: training
 # make build     every CUDA kernel into jaxprims/_cuda.so (needs nvcc, no GPU)
 # make notebooks run the notebooks and write their outputs into them
 # make lint      ruff and pyright

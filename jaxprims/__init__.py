@@ -1,4 +1,9 @@
-"""jaxprims: convolution, pooling, normalisation, softmax and activations for JAX, as own CUDA kernels with every JAX rule."""
+"""jaxprims: convolution, pooling, normalisation, softmax and activations for JAX, as own CUDA kernels with every JAX rule.
+
+``jaxprims.conv`` and ``jaxprims.explain`` are the functions; of the modules of these names, types are imported as
+``from jaxprims.explain import Ceilings``. ``jaxprims.linen``, ``nnx``, ``models``, ``cupy`` and ``bench`` are imported by
+name when they are needed.
+"""
 
 from __future__ import annotations
 
@@ -64,3 +69,9 @@ __all__ = [
     "transpose_layout",
     "use",
 ]
+
+_MODULES = ("bench", "cupy", "linen", "models", "nnx")  # public ones; they show once they are imported
+
+
+def __dir__() -> list[str]:
+    return sorted(n for n in globals() if n in __all__ or n in _MODULES or (n.startswith("__") and n.endswith("__")))

@@ -42,6 +42,7 @@ class Facts:
     jax_error: str | None = None  # why JAX has no GPU, in its own words
     jax_platforms: str | None = None  # the environment variable JAX_PLATFORMS
     library_path: str | None = None
+    library_named: bool = False  # by the environment variable JAXPRIMS_LIBRARY
     library_loaded: bool = False
     library_reason: str | None = None
     library_remedy: str | None = None
@@ -135,6 +136,7 @@ def examine() -> Facts:
 
     status = ffi.status()
     facts.library_loaded, facts.library_path = status.loaded, str(status.path) if status.path else None
+    facts.library_named = ffi.given() is not None
     facts.library_reason, facts.library_remedy = status.reason, status.remedy
     facts.library_api, facts.runtime_api = _api(status.library_api), _api(status.runtime_api)
     facts.build_info = status.build_info
@@ -156,6 +158,9 @@ def find_problems(facts: Facts) -> list[Problem]:
     if not facts.has_gpu:
         return []
     problems = []
+    rebuild = (
+        f"{ffi.UNSET}; else {REBUILD}" if facts.library_named else REBUILD
+    )  # which leaves a named library as it is
     if not facts.jax_gpus:
         if not facts.plugins:
             remedy = f'pip install "jaxprims[{_plugin_extra(facts.gpus)}]"'
@@ -168,15 +173,16 @@ def find_problems(facts: Facts) -> list[Problem]:
             problems.append(Problem(f"JAX does not see the GPU: {facts.jax_error}", remedy))
     if not facts.library_loaded:
         what = f"the kernel library is not loaded: {facts.library_reason or 'no reason given'}"
-        problems.append(Problem(what, facts.library_remedy or REBUILD))
+        problems.append(Problem(what, facts.library_remedy or rebuild))
     for ordinal, text in facts.device_errors.items():
         archs = {gpu.capability.replace(".", "") for gpu in facts.gpus}
         wanted = ";".join(sorted("90a-real" if arch == "90" else f"{arch}-real" for arch in archs)) or "native"
         what = f"the library's kernels do not run on cuda:{ordinal}: {text} (built: {facts.build_info})"
-        problems.append(Problem(what, f"JAXPRIMS_CUDA=ON JAXPRIMS_CUDA_ARCHS='{wanted}' {REBUILD}"))
+        remedy = f"JAXPRIMS_CUDA=ON JAXPRIMS_CUDA_ARCHS='{wanted}' {REBUILD}"
+        problems.append(Problem(what, f"{ffi.UNSET}; else {remedy}" if facts.library_named else remedy))
     if facts.op_error:
         problems.append(
-            Problem(f"a kernel fails: {facts.op_error}", f"please report it with this text; rebuild: {REBUILD}")
+            Problem(f"a kernel fails: {facts.op_error}", f"please report it with this text; rebuild: {rebuild}")
         )
     return problems
 

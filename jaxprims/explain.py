@@ -30,6 +30,26 @@ class Ceilings:
 
 # Measured ceilings, not the vendor's: a large device copy, and the best dense matrix products.
 GPUS = {"H200": Ceilings("H200", copy=4.26e12, bf16=790e12, tf32=370e12, f32=55e12)}
+ARITHMETIC = ("f32", "tf32")
+
+
+def _ceilings(gpu: str | Ceilings) -> Ceilings:
+    if isinstance(gpu, Ceilings):
+        return gpu
+    known = f"give one of {sorted(GPUS)} or your own (from jaxprims.explain import Ceilings)"
+    if not isinstance(gpu, str):
+        raise TypeError(f"gpu={short(gpu)} must be a name or Ceilings, not {type(gpu).__name__}; {known}.")
+    if gpu not in GPUS:
+        raise ValueError(f"gpu={gpu!r} is not known; {known}.")
+    return GPUS[gpu]
+
+
+def _arithmetic(float32: str) -> str:
+    if float32 not in ARITHMETIC:
+        raise ValueError(
+            f"float32={short(float32)} is not known; give one of {', '.join(map(repr, ARITHMETIC))}: what float32 ops compute in."
+        )
+    return float32
 
 
 @dataclass(frozen=True)
@@ -48,10 +68,11 @@ class Row:
     times: int = 1  # calls, by the trip counts of the scans around it
     inside: tuple[str, ...] = ()  # "scan x10", "while (per turn)", "cond (one of 2)", "shard_map (per device)"
 
-    def seconds(self, gpu: Ceilings, float32: Literal["f32", "tf32"] = "f32") -> float:
-        """Roofline time of one call: the larger of bytes / copy and FLOPs / peak."""
-        peak = gpu.bf16 if self.dtype in ("float16", "bfloat16") else getattr(gpu, float32)
-        return max(self.bytes / gpu.copy, self.flops / peak)
+    def seconds(self, gpu: str | Ceilings, float32: Literal["f32", "tf32"] = "f32") -> float:
+        """Roofline time of one call on a GPU, by name or by its `Ceilings`: the larger of bytes / copy and FLOPs / peak."""
+        top, kind = _ceilings(gpu), _arithmetic(float32)
+        peak = top.bf16 if self.dtype in ("float16", "bfloat16") else getattr(top, kind)
+        return max(self.bytes / top.copy, self.flops / peak)
 
 
 @dataclass(frozen=True)
@@ -67,12 +88,12 @@ class Explanation:
         """The same with roofline times for a GPU, by name or by your own `Ceilings`.
 
         `float32` says which arithmetic float32 ops are measured against.
+
+        Raises:
+          ValueError: an unknown name or arithmetic. TypeError: a GPU that is neither a name nor `Ceilings`.
         """
-        if isinstance(gpu, str):
-            if gpu not in GPUS:
-                raise ValueError(f"gpu={gpu!r} is not known; give one of {sorted(GPUS)} or your own Ceilings.")
-            gpu = GPUS[gpu]
-        return dataclasses.replace(self, gpu=gpu, float32=float32)
+        _arithmetic(float32)
+        return dataclasses.replace(self, gpu=_ceilings(gpu), float32=float32)
 
     @property
     def kernels(self) -> int:

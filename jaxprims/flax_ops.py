@@ -93,7 +93,7 @@ def normalise(
         residual = jnp.asarray(residual)
         want = jnp.promote_types(want, residual.dtype)
     wide = functools.reduce(jnp.promote_types, (x.dtype, want, *(p.dtype for p in (*given, *before))), jnp.float32)
-    inside = want if x.dtype == want else wide
+    inside = want if x.dtype == want and wide in (want, jnp.float32) else wide
 
     def cast(p: jax.Array | None) -> jax.Array | None:
         return p if p is None or p.dtype in (inside, jnp.float32) else p.astype(wide)
@@ -337,29 +337,31 @@ def _wrap(y: jax.Array, axis: int, period: int, late: bool) -> jax.Array:
 # --- pools ----------------------------------------------------------------------------------------------------------
 
 
-def _pool_by_flax(inputs: Any, window_shape: Any, strides: Any, padding: Any, ordered: bool) -> bool:
-    """True for a call of Flax's that jaxprims' pools refuse and Flax answers."""
-    if not isinstance(window_shape, Sequence) or len(window_shape) > 3 or inputs.ndim < len(window_shape) + 1:
-        return isinstance(window_shape, Sequence) and len(window_shape) > 3
-    rank, dtype = len(window_shape), inputs.dtype
+def _answered_by_flax(inputs: jax.Array, window: Sequence[int], padding: Any, ordered: bool) -> bool:
+    """True for a pool that jaxprims refuses and Flax computes. ``ordered``: maxima, which integers have too."""
+    rank, dtype = len(window), inputs.dtype
+    if not 1 <= rank <= 3:
+        return True
     if not jnp.issubdtype(dtype, jnp.floating) and not (ordered and jnp.issubdtype(dtype, jnp.integer)):
         return True
     sizes = inputs.shape[-rank - 1 : -1]
     if narrow(dtype) or not all(isinstance(s, int) for s in sizes):
         return True
     if isinstance(padding, str):
-        return padding.upper() == "VALID" and any(w > s for w, s in zip(window_shape, sizes, strict=True))
-    if not isinstance(padding, Sequence) or len(padding) != rank:
-        return False
-    pairs = [tuple(p) if isinstance(p, Sequence) else (p, p) for p in padding]
-    return any(max(p) >= w or w > s + sum(p) for p, w, s in zip(pairs, window_shape, sizes, strict=True))
+        pads = [(0, 0)] * rank if padding.upper() == "VALID" else []  # the others always fit
+    else:
+        pads = list(padding) if isinstance(padding, Sequence) and all(isinstance(p, Sequence) for p in padding) else []
+    return any(max(p) >= w or w > s + sum(p) for p, w, s in zip(pads, window, sizes))
 
 
 def _pool(name: str, inputs: Any, window_shape: Any, strides: Any, padding: Any, extra: dict, own: dict) -> jax.Array:
-    """``own``: what only jaxprims' pool takes; where Flax's answers, it must be as Flax has it."""
+    """``own``: the keywords that Flax's pool lacks; where one is in use, jaxprims' pool says what is wrong."""
     inputs = jnp.asarray(inputs)
-    if own == {"window_dilation": None, "layout": "NHWC"} and _pool_by_flax(
-        inputs, window_shape, strides, padding, name != "avg_pool"
+    plain = own == {"window_dilation": None, "layout": "NHWC"} and isinstance(window_shape, Sequence)
+    if (
+        plain
+        and inputs.ndim > len(window_shape)
+        and _answered_by_flax(inputs, window_shape, padding, name != "avg_pool")
     ):
         strides = None if strides is None else _per_axis(strides, len(window_shape))
         return getattr(flax_linen.pooling, name)(inputs, tuple(window_shape), strides, padding, **extra)

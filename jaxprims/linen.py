@@ -201,7 +201,9 @@ class BatchNorm(_flax.BatchNorm):
             axis=features, eps=self.epsilon, dtype=self.dtype, residual=residual, activation=self.activation
         )
         if average:
-            before = (mean.value.astype(kept), var.value.astype(kept))
+            before = (jnp.asarray(mean.value), jnp.asarray(var.value))
+            if not self.force_float32_reductions:
+                before = (before[0].astype(kept), before[1].astype(kept))
             return ops.normalise(jaxprims.batch_norm_inference, x, *params, before=before, **options)
         first = self.is_initializing()
         y, batch_mean, batch_var = ops.normalise(

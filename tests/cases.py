@@ -391,6 +391,17 @@ NORM: list[Case] = [
     ),
     Case(
         "batch_norm",
+        "residual-relu-nhwc",
+        lambda x, s, b, r: norm_api.batch_norm(x, s, b, residual=r, activation="relu")[0],
+        ((2, 3, 2, 4), (4,), (4,), (2, 3, 2, 4)),
+        lambda x, s, b, r: norm_oracle.batch_norm(x, s, b, r, activation="relu")[0],
+        batch_axes=(0, None, None, 0),
+        kernels=("norm",),
+        grad_kernels=("norm", "norm_bwd"),
+        operand_dtypes={1: "float32", 2: "float32"},
+    ),
+    Case(
+        "batch_norm",
         "mask",
         lambda x, s, m: norm_api.batch_norm(x, s, mask=m)[0],
         ((2, 3, 3), (3,), (2, 3, 1)),

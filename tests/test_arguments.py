@@ -47,7 +47,7 @@ NARROW = ("float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float4_e2m1fn")
 
 
 def _like(w, x):
-    return w.astype(x.dtype) if hasattr(x, "dtype") else w
+    return w if jnp.issubdtype(getattr(x, "dtype", jax.dtypes.prng_key), jax.dtypes.extended) else w.astype(x.dtype)
 
 
 @each_op
@@ -57,7 +57,7 @@ def test_floats_of_less_than_16_bits_are_refused_with_a_remedy(op: str, dtype: s
     if op.startswith("conv") and dtype.startswith("float8"):
         assert OPS[op](x).dtype == dtype  # as jax.lax takes it
         return
-    with pytest.raises(TypeError, match=rf"{dtype}.*astype\(jnp.bfloat16\)"):
+    with pytest.raises(TypeError, match=rf"{dtype}.*jnp\.asarray\(\w+, jnp\.bfloat16\)"):
         OPS[op](x)
     with pytest.raises(TypeError, match=dtype):
         jax.eval_shape(OPS[op], x)
@@ -106,6 +106,36 @@ def test_nested_lists_are_arrays_and_others_are_named(op: str):
         OPS[op](None)
 
 
+KEYS = jax.random.split(jax.random.key(0), (2, 4, 4, 4))
+
+
+@each_op
+def test_random_keys_are_no_numbers(op: str):
+    words = r"^(x|lhs|inputs) has dtype key<fry>; PRNG keys are no numbers: give jax\.random\.key_data\(\1\)"
+    for call in (OPS[op], jax.jit(OPS[op])):
+        with pytest.raises(TypeError, match=words):
+            call(KEYS)
+
+
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("x", lambda v: jp.transpose_layout(v, "NHWC", "NCHW")),
+        ("where", lambda v: jp.softmax(X, where=v)),
+        ("bias", lambda v: jp.bias_act(X, v)),
+        ("residual", lambda v: jp.bias_act(X, residual=v)),
+        ("w", lambda v: jp.conv(X, v)),
+        ("scale", lambda v: jp.layer_norm(X, v)),
+        ("mask", lambda v: jp.batch_norm(X, mask=v)),
+        ("indices", lambda v: jp.max_unpool(X, v, (2, 2), 2)),
+    ],
+)
+def test_random_keys_as_other_arguments(name, call):
+    for value in (KEYS, list(KEYS)):
+        with pytest.raises(TypeError, match=f"^{name} has dtype key<fry>"):
+            call(value)
+
+
 @pytest.mark.parametrize("i", [np.int64, np.int32, np.uint8])
 def test_numpy_ints(i):
     same = np.testing.assert_array_equal
@@ -144,6 +174,44 @@ def test_numpy_floats(f):
     )
     same(jp.layer_norm(X, eps=f(0.5)), jp.layer_norm(X, eps=0.5))
     same(jp.lp_pool(X, f(1.5), (2, 2)), jp.lp_pool(X, 1.5, (2, 2)))
+
+
+NUMBERS = {
+    "eps": lambda v: jp.layer_norm(X, eps=v),
+    "p": lambda v: jp.lp_pool(X, v, (2, 2)),
+    "alpha": lambda v: jp.local_response_norm(X, alpha=v),
+    "beta": lambda v: jp.local_response_norm(X, beta=v),
+    "k": lambda v: jp.local_response_norm(X, k=v),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e5m2", "float16", "float32", "int4", "uint8"])
+def test_zero_dimensional_numbers_of_every_dtype(name: str, dtype: str):
+    value = 2 if "int" in dtype else 1.5
+    want = NUMBERS[name](value)
+    for given in (jnp.asarray(value, dtype), np.asarray(value, dtype), np.asarray(value, dtype)[()]):
+        np.testing.assert_array_equal(NUMBERS[name](given), want)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_traced_numbers_are_told_from_others(name: str):
+    words = rf"^{name} is a traced array \(~?float32\[\]\).*give a Python number.*static_argnames"
+    with pytest.raises(TypeError, match=words):
+        jax.jit(NUMBERS[name])(1.0)
+    with pytest.raises(TypeError, match=f"^{name}=.*must be a Python number"):
+        NUMBERS[name](jax.ShapeDtypeStruct((), jnp.float32))
+    with pytest.raises(ValueError, match=f"^{name}=.*too large for a float"):
+        NUMBERS[name](10**400)
+
+
+def test_lists_of_another_dtype_have_a_remedy_that_runs():
+    with pytest.raises(TypeError, match=r"scale has dtype int32.*jnp\.asarray\(scale, jnp\.float32\)"):
+        jp.layer_norm(X, [1, 1, 1, 1])
+    with pytest.raises(TypeError, match=r"x has dtype int32.*jnp\.asarray\(x, jnp\.float32\)"):
+        jp.softmax([1, 2])
+    scale = [1, 1, 1, 1]
+    np.testing.assert_array_equal(jp.layer_norm(X, jnp.asarray(scale, jnp.float32)), jp.layer_norm(X))
 
 
 def test_numbers_that_are_none():

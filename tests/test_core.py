@@ -67,10 +67,11 @@ def test_causal_padding():
         (lambda: checks.canonical_padding("CAUSAL", (9, 9), (3, 3), (1, 1), (1, 1)), ValueError, ["one spatial axis"]),
         (lambda: checks.canonical_padding(((1, 2, 3),), (9,), (3,), (1,), (1,)), ValueError, ["pair"]),
         (lambda: checks.canonical_axis(3, 2), ValueError, ["axis=3", "-2 to 1"]),
+        (lambda: checks.canonical_axis(0, 0), ValueError, ["axis=0", "scalar", "reshape it to (1,)"]),
         (lambda: checks.canonical_axes((0, -2), 2), ValueError, ["twice"]),
         (lambda: checks.check_layout("NCWH", 4), ValueError, ["'NCWH'", "'NCHW'"]),
         (lambda: checks.check_layout("NWC", 4), ValueError, ["'NWC'", "'NHWC'"]),
-        (lambda: checks.check_float(jnp.ones(2, jnp.int32), "x"), TypeError, ["x has dtype int32", "astype"]),
+        (lambda: checks.check_float(jnp.ones(2, jnp.int32), "x"), TypeError, ["x has dtype int32", "jnp.asarray(x, jnp.float32)"]),
         (lambda: checks.check_same_dtype({"x": 1.0, "w": jnp.ones(2, jnp.bfloat16), "b": 1j}), TypeError, ["b: complex"]),
     ],
 )  # fmt: skip
@@ -112,6 +113,39 @@ def test_a_library_for_a_newer_jaxlib_is_not_registered(monkeypatch):
         monkeypatch.undo()
         ffi._load.cache_clear()
     assert ffi.status().loaded
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_library_that_does_not_load_is_mended_where_it_comes_from(named, monkeypatch, tmp_path):
+    broken = tmp_path / "broken.so"
+    broken.write_text("no library")
+    monkeypatch.delenv("JAXPRIMS_LIBRARY", raising=False)
+    if named:
+        monkeypatch.setenv("JAXPRIMS_LIBRARY", str(broken))
+    else:
+        monkeypatch.setattr(ffi, "_find", lambda: broken)
+    ffi._load.cache_clear()
+    try:
+        remedy = ffi.status().remedy or ""
+        assert ("unset JAXPRIMS_LIBRARY" in remedy) == named and ("pip install" in remedy) != named
+    finally:
+        monkeypatch.undo()
+        ffi._load.cache_clear()
+
+
+def test_dir_has_the_public_names():
+    import subprocess
+    import sys
+
+    code = (
+        "import jaxprims as j; print(*(n for n in dir(j) if not n.startswith('__')));"
+        "import jaxprims.bench; print('bench' in dir(j), j.core.__name__, callable(j.conv), all(hasattr(j, n) for n in dir(j)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    names, rest = done.stdout.splitlines()
+    assert names.split() == sorted(jaxprims.__all__), done.stderr
+    assert rest == "True jaxprims.core True True"
+    assert "__version__" in dir(jaxprims)
 
 
 def test_without_a_library_the_reference_runs_and_status_says_why(monkeypatch, tmp_path):

@@ -126,7 +126,10 @@ def test_make_targets_named_in_documents_exist():
 
 def modules() -> list[str]:
     found = [m.name for m in pkgutil.walk_packages(jaxprims.__path__, "jaxprims.")]
-    return sorted(name for name in found if name not in ("jaxprims.__main__", "jaxprims._cuda", "jaxprims.cupy"))
+    without = {"jaxprims.__main__", "jaxprims._cuda", "jaxprims.cupy"}
+    if importlib.util.find_spec("torch") is None:
+        without.add("jaxprims.bench.torch_models")
+    return sorted(name for name in found if name not in without)
 
 
 @pytest.mark.parametrize("name", ["jaxprims", *modules()])

@@ -46,6 +46,22 @@ def test_a_machine_without_a_gpu_is_well():
     assert "No NVIDIA GPU here" in text and text.endswith("To have the kernels too: make build")
 
 
+def test_a_named_library_is_mended_by_its_name(monkeypatch, tmp_path):
+    monkeypatch.setenv("JAXPRIMS_LIBRARY", str(tmp_path / "nope.so"))
+    ffi._load.cache_clear()
+    try:
+        facts = doctor.examine()
+    finally:
+        monkeypatch.undo()
+        ffi._load.cache_clear()
+    assert facts.library_named and "does not load" in (facts.library_reason or "")
+    assert "unset JAXPRIMS_LIBRARY" in render(facts, find_problems(facts)) and "pip install" not in facts.library_remedy
+    for changes in (dict(device_errors={0: "no kernel image"}), dict(op_error="differs")):
+        for named in (True, False):
+            (problem,) = find_problems(well(library_named=named, **changes))
+            assert ("unset JAXPRIMS_LIBRARY" in problem.remedy) == named
+
+
 @pytest.mark.parametrize(
     "changes, what, remedy",
     [

@@ -140,8 +140,22 @@ def test_table_with_roofline():
     assert "1 ops of jaxprims, 1 as kernels on an NVIDIA GPU" in lines[3]
     mine = Ceilings("mine", 1e9, 1e9, 1e9, 1e9)
     assert "mine roofline" in str(report.on(mine))
-    with pytest.raises(ValueError, match="gpu='B2000' is not known"):
+    with pytest.raises(ValueError, match="gpu='B2000' is not known.*H200.*Ceilings"):
         report.on("B2000")
+
+
+@pytest.mark.parametrize("timed", ["report", "row"])
+def test_a_roofline_is_refused_where_it_is_asked_for(timed):
+    report = jaxprims.explain(conv, X, W)
+    call = report.on if timed == "report" else report.rows[0].seconds
+    with pytest.raises(ValueError, match="float32='f16' is not known; give one of 'f32', 'tf32'"):
+        call("H200", float32="f16")
+    with pytest.raises(ValueError, match="gpu='A100' is not known.*H200"):
+        call("A100")
+    for value in (3, None, Ceilings):
+        with pytest.raises(TypeError, match="gpu=.* must be a name or Ceilings"):
+            call(value)
+    assert report.rows[0].seconds("H200", "tf32") == report.rows[0].seconds(sys_explain.GPUS["H200"], "tf32") > 0
 
 
 @pytest.mark.parametrize(
@@ -188,8 +202,46 @@ def test_command_line_errors(capsys):
     assert "MODULE:FUNCTION" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["explain", "--fast"])
+    with pytest.raises(SystemExit) as left:
+        main(["explain", "--gpu", "A100"])
+    out, err = capsys.readouterr()
+    assert left.value.code == 2 and "H200" in err and "A100" in err and out == ""
     with pytest.raises(SystemExit):
         main([])
+
+
+@pytest.mark.parametrize(
+    "target, why",
+    [
+        ("nope:foo", "no module 'nope'"),
+        ("os.nope:foo", "no module 'os.nope'"),
+        ("math:nope", "has no 'nope'"),
+        ("math:sqrt", "sqrt cannot be called without arguments"),
+        ("math:pi", "pi is not a function"),
+        (":x", "missing"),
+        ("math:", "missing"),
+        (".math:x", "missing"),
+        ("os:getcwd", "getcwd returned str"),
+        ("builtins:dict", "dict returned dict"),
+    ],
+)
+def test_command_line_refuses_targets_without_a_traceback(target, why, capsys):
+    assert main(["explain", target]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith(f"error: target={target!r}: ") and why in err and "MODULE:FUNCTION" in err and out == ""
+
+
+def test_command_line_leaves_the_errors_of_the_users_code(tmp_path, monkeypatch):
+    (tmp_path / "asks_for_more.py").write_text("import a_module_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
+        main(["explain", "asks_for_more:step"])
+
+
+def test_command_line_version(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0 and capsys.readouterr().out == f"jaxprims {jaxprims.__version__}\n"
 
 
 def test_explaining_does_not_change_the_numbers():

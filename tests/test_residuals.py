@@ -63,6 +63,18 @@ def test_a_fused_convolution_keeps_one_array_of_its_result(activation: str, caps
     assert images == [("bf16", (2, 8, 8, 16))]
 
 
+def test_a_norm_with_relu_keeps_its_result_in_place_of_a_residual(capsys):
+    x, scale, r = jnp.ones((2, 4, 4, 8), jnp.bfloat16), jnp.ones(8), jnp.ones((2, 4, 4, 8), jnp.bfloat16)
+    for activation, many in (("relu", 1), ("silu", 0)):  # silu's slope needs what is in front of it
+        kept = residuals(
+            capsys, lambda x, s, r, a=activation: jaxprims.batch_norm(x, s, residual=r, activation=a)[0], x, scale, r
+        )
+        images = [k for k in kept if len(k[1]) == 4]
+        assert all(k[0] == "bf16" for k in images)
+        assert len([k for k in images if "argument" in k[2]]) == 2 - many
+        assert len([k for k in images if "argument" not in k[2]]) == many
+
+
 def test_layer_norm_keeps_x_scale_and_statistics(capsys):
     x, scale, bias = jnp.ones((4, 6, 32), jnp.bfloat16), jnp.ones(32), jnp.ones(32)
     kept = residuals(capsys, lambda x, s, b: jaxprims.layer_norm(x, s, b), x, scale, bias)

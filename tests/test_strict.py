@@ -117,6 +117,55 @@ def test_eager_calls_transfer_nothing(case: Case, dtype: str):
     assert all(a is not None for a in y)
 
 
+KEEP = jnp.array([True, False, True])
+RESIDUAL, BIAS = jnp.full((2, 3), 0.25), jnp.full(3, 0.5)
+LINEAR = ("bias", "transpose_layout", "activation None")
+ACTS = {
+    "softmax": jaxprims.softmax,
+    "log_softmax": lambda x: jaxprims.log_softmax(x, 0),
+    "softmax fast": lambda x: jaxprims.softmax(x, None, algorithm="fast"),
+    "softmax where": lambda x: jaxprims.softmax(x, where=KEEP),
+    "bias": lambda x: jaxprims.bias_act(x, BIAS),
+    "bias gelu residual": lambda x: jaxprims.bias_act(x, BIAS, "gelu", residual=RESIDUAL),
+    "transpose_layout": lambda x: jaxprims.transpose_layout(x.reshape(2, 3, 1), "NWC", "NCW"),
+    **{f"activation {n}": lambda x, n=n: jaxprims.activation(x, n) for n in ("relu", "elu", "silu", "mish", None)},
+}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_eager_derivatives_transfer_nothing(name: str):
+    fn, x = ACTS[name], jnp.linspace(-1.0, 1.0, 6).reshape(2, 3)
+    y = fn(x)
+    batch = jnp.stack([x, x])
+    with jax.transfer_guard("disallow"):
+        jax.jvp(fn, (x,), (x,))
+        jax.linearize(fn, x)[1](x)
+        jax.vjp(fn, x)[1](y)
+        jax.jvp(lambda x: jax.jvp(fn, (x,), (x,))[1], (x,), (x,))
+        if name in LINEAR:
+            jax.linear_transpose(fn, x)(y)
+        else:  # of a linear function the tangent is JAX's own zeros, which it transfers
+            jax.jvp(lambda x: jax.vjp(fn, x)[1](y)[0], (x,), (x,))
+        if "where" not in name:  # JAX's own broadcast of a mask under vmap transfers
+            jax.vmap(fn)(batch)
+
+
+def test_nan_is_seen_by_debug_nans_and_checks_of_results():
+    from jax.experimental import checkify
+
+    x = jnp.array([[jnp.inf, 1.0]])
+    for fn in (jaxprims.softmax, jax.jit(jaxprims.softmax)):
+        with jax.debug_nans(True), pytest.raises(FloatingPointError, match="nan"):
+            fn(x)
+
+    def checked(x):
+        y = jaxprims.softmax(x)
+        checkify.check(~jnp.isnan(y).any(), "a result is nan")
+        return y
+
+    assert "a result is nan" in checkify.checkify(checked)(x)[0].get()
+
+
 @pytest.mark.parametrize("fn", [jaxprims.softmax, jaxprims.log_softmax])
 def test_a_mask_promotes_and_transfers_nothing(fn):
     x, keep = jnp.arange(6.0).reshape(2, 3).astype(jnp.bfloat16), jnp.array([True, False, True])

@@ -35,17 +35,14 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
     x = _floating(x, "x")
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm={algorithm!r} is not known; give 'accurate' (subtracts the maximum) or 'fast'.")
-    if axis is None:
-        axis = tuple(range(x.ndim))
-    if x.ndim == 0 and (not len(axis) if checks.is_many(axis) else checks.as_index(axis, "axis") in (0, -1)):
-        return _along(op, x.reshape(1), 0, where, algorithm, masked).reshape(())
-    axes = checks.canonical_axes(axis, x.ndim)
-    if not axes:
+    scalar = x.ndim == 0  # one row of one element
+    axes = checks.canonical_axes(tuple(range(x.ndim)) if axis is None else axis, x.ndim, scalar=True)
+    if not axes and not scalar:
         raise ValueError("axis=() names no axis; give an int or a non-empty tuple of ints.")
     if where is not None:
         where = checks.as_array(where, "where")
         if where.dtype != jnp.bool_:
-            raise TypeError(f"where has dtype {where.dtype}; it must be bool: write where != 0.")
+            raise TypeError(f"where has dtype {where.dtype}; it must be bool: write jnp.asarray(where) != 0.")
         try:
             fits = jnp.broadcast_shapes(where.shape, x.shape) == x.shape
         except ValueError:
@@ -56,6 +53,8 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
             )
         where = jnp.broadcast_to(where, x.shape)
         x = _filled(where, x, -math.inf)
+    if scalar:
+        x, axes = x.reshape(1), (0,)
     apart = axes[-1] - axes[0] + 1 != len(axes)
     if apart:  # the kernel reads one stretch of axes: bring these together
         front = tuple(range(axes[0], axes[0] + len(axes)))
@@ -64,6 +63,8 @@ def _along(op: Any, x: Any, axis: Any, where: Any, algorithm: str, masked: float
     (y,) = op(params, x)
     if apart:
         y = jnp.moveaxis(y, front, axes)
+    if scalar:
+        y = y.reshape(())
     return y if where is None else _filled(where, y, masked)
 
 
@@ -150,17 +151,14 @@ def bias_act(
     """
     x = _floating(x, "x")
     name = check_activation(activation)
-    if x.ndim == 0:
-        if bias is not None:
-            raise ValueError("bias: x is a scalar and has no axis for a bias; reshape x to (1,).")
-        residual = None if residual is None else checks.as_array(residual, "residual").reshape(1)
-        return bias_act(x.reshape(1), None, name, -1, residual).reshape(())
-    at = checks.canonical_axis(axis, x.ndim)
+    at = checks.canonical_axis(axis, x.ndim, scalar=True)
     arrays = [x]
     if bias is not None:
         bias = _floating(bias, "bias")
         if bias.dtype not in (x.dtype, jnp.float32):
-            raise TypeError(f"bias has dtype {bias.dtype}, x {x.dtype}; cast it with bias.astype(jnp.{x.dtype}).")
+            raise TypeError(f"bias has dtype {bias.dtype}, x {x.dtype}; {checks.cast('bias', x.dtype)}.")
+        if x.ndim == 0:
+            raise ValueError(f"bias of shape {bias.shape}: x is a scalar and has no axis for it; reshape x to (1,).")
         if bias.shape != (x.shape[at],):
             raise ValueError(
                 f"bias of shape {bias.shape} must have shape ({x.shape[at]},), the size of axis={axis} of x {x.shape}."
@@ -174,8 +172,14 @@ def bias_act(
                 f"residual of shape {residual.shape} must have x's shape {x.shape}; broadcast it with jnp.broadcast_to."
             )
         arrays.append(residual)
-    params = prim.BiasActParams(name, bias is not None, residual is not None, at - x.ndim, x.ndim)
-    return prim.bias_act(params, *arrays)[0]
+    if name is None and len(arrays) == 1:
+        return x
+    if x.ndim == 0:
+        arrays = [a.reshape(1) for a in arrays]
+    rank = max(x.ndim, 1)
+    params = prim.BiasActParams(name, bias is not None, residual is not None, at - rank, rank)
+    (y,) = prim.bias_act(params, *arrays)
+    return y if x.ndim else y.reshape(())
 
 
 def transpose_layout(x: Any, source: str, target: str) -> jax.Array:

@@ -280,11 +280,16 @@ def _bias_act_rule(tangent: bool) -> Any:
     return rule
 
 
+def _axes_of(p: BiasActParams, operand: int, rank: int) -> list[int]:
+    """Which axes of the result (of ``rank`` axes) an operand has, in its order."""
+    dims = [k for k, flags in enumerate(p.batch) if flags[operand]]
+    below = list(range(len(p.batch), rank))
+    return dims + ([below[p.axis]] if p.has_bias and operand == 1 else below)
+
+
 def _along(p: BiasActParams, t: jax.Array, operand: int, out: Any) -> jax.Array:
     """An operand's tangent at the result's shape and dtype. The sum that transposes this runs in the wider of the dtypes."""
-    dims = [k for k, flags in enumerate(p.batch) if flags[operand]]
-    below = list(range(len(p.batch), len(out.shape)))
-    dims += [below[p.axis]] if p.has_bias and operand == 1 else below
+    dims = _axes_of(p, operand, len(out.shape))
     wide = promote(t.dtype, jnp.float32)
     if len(dims) == len(out.shape):
         return t.astype(out.dtype)
@@ -304,6 +309,20 @@ def _bias_act_jvp(p: BiasActParams, primals: Sequence[Any], tangents: Sequence[A
     return (y,), bias_act_jvp(replace(p, batch=batch), total, *primals)
 
 
+def _bias_act_transpose(p: BiasActParams, cts: Sequence[Any], operands: Sequence[Any], wanted: Sequence[bool]) -> Any:
+    # without an activation y is a sum: each term's cotangent is ct, summed over the axes that the term lacks
+    if p.activation is not None:
+        raise NotImplementedError(f"bias_act with activation={p.activation!r} is not linear: it has no transpose.")
+    ct = cts[0]
+    grads: list[Any] = []
+    for i, (x, needed) in enumerate(zip(operands, wanted, strict=True)):
+        has = _axes_of(p, i, ct.ndim)
+        lacks = tuple(a for a in range(ct.ndim) if a not in has)
+        g = jnp.sum(ct.astype(promote(ct.dtype, jnp.float32)), lacks) if needed and lacks else ct
+        grads.append(g.astype(x.dtype) if needed else None)
+    return tuple(grads)
+
+
 bias_act: Op = define_primitive(
     "bias_act",
     params=BiasActParams,
@@ -312,6 +331,7 @@ bias_act: Op = define_primitive(
     supports=_supports,
     config=_bias_act_config,
     jvp=_bias_act_jvp,
+    transpose=_bias_act_transpose,
     batch=_batch(lambda: bias_act, lambda p: _roles(p, False)),
     sharding=_bias_act_rule(False),
     cost=lambda p, *avals: 4 * math.prod(_bias_act_shape(p, *avals)[0][0]),

@@ -1,1 +1,1 @@
-"""``python -m jaxprims bench conv | membound``: jaxprims, XLA and PyTorch side by side on this machine's GPU."""
+"""``python -m jaxprims bench conv | membound | models``: jaxprims, XLA and PyTorch side by side on this machine's GPU."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxprims.bench import report
 
 if TYPE_CHECKING:
+    from jaxprims.bench.model_report import Outcome
     from jaxprims.bench.run import Result
 
 OURS, RIVAL, INK = "#0072b2", "#d55e00", "#444444"  # apart for the colour-blind too
@@ -135,3 +136,84 @@ def bars(path: Path, results: list[Result], ceilings: dict[str, float], machine:
     axes[0].legend(handles=[Patch(color=OURS, label="jaxprims"), Patch(color=RIVAL, label="best rival")], fontsize=8)
     figure.suptitle("Ops bound by memory: jaxprims and the best rival\n" + _title(machine), fontsize=10)
     figure.savefig(path)
+
+
+# --- models ---------------------------------------------------------------------------------------------------------------
+
+# By class of kernel, ours and the rivals' bars alike; none is a colour of the bars beside them.
+CLASS_COLOURS = {
+    "convolution": "#332288", "norm": "#ddcc77", "pool": "#117733", "elementwise": "#cc6677", "copy": "#88ccee",
+    "other": "#bbbbbb",
+}  # fmt: skip
+OTHER_OURS = "#56b4e9"  # recompute
+
+
+def models(path: Path, outcomes: list[Outcome], machine: dict[str, str]) -> None:
+    """For each model two panels: ms a step of every contender, and where those milliseconds go by class of kernel."""
+    from matplotlib.patches import Patch
+
+    from jaxprims.bench import model_report
+
+    rows = [row for row in dict.fromkeys(o.row for o in outcomes) if any(o.row == row for o in outcomes if o.ms)]
+    shown = [list(model_report.of_row(outcomes, row).values()) for row in rows]
+    heights = [0.5 + 0.24 * len(some) for some in shown]
+    figure = _figure(14, 1.7 + sum(heights))
+    axes = figure.subplots(
+        len(rows), 2, squeeze=False, gridspec_kw={"height_ratios": heights, "width_ratios": [1, 1.1]}
+    )
+    for (left, right), row, some in zip(axes, rows, shown):
+        _model_bars(left, outcomes, row, some)
+        _model_classes(right, some)
+    axes[0][0].set_title("ms a step (shorter is faster)", fontsize=10)
+    axes[0][1].set_title("where a step's time goes: ms in kernels; | the step", fontsize=10)
+    keys = [Patch(color=OURS, label="jaxprims"), Patch(color=OTHER_OURS, label="jaxprims, recompute"),
+            Patch(color=RIVAL, label="rivals")]  # fmt: skip
+    classes = [Patch(color=colour, label=name) for name, colour in CLASS_COLOURS.items()]
+    figure.legend(handles=keys + classes, loc="outside lower center", ncols=len(keys) + len(classes), fontsize=8)
+    reference = any(o.platform == model_report.REFERENCE for o in outcomes)
+    what = "Training steps: jaxprims, Flax on XLA and PyTorch" + (
+        " (CPU, reference, small sizes: nothing is said of kernels)" if reference else ""
+    )
+    figure.suptitle(what + "\n" + _title(machine), fontsize=10)
+    figure.savefig(path)
+
+
+def _model_bars(axis: Any, outcomes: list[Outcome], row: Any, some: list[Outcome]) -> None:
+    from jaxprims.bench import model_report
+
+    best = model_report.best_rival(outcomes, row)
+    longest = max((o.ms for o in some if o.ms), default=1.0)
+    for i, o in enumerate(some):
+        ours = o.contender.startswith("jaxprims")
+        if not o.ms or not o.per_second:
+            axis.text(0.01 * longest, i, "failed" if o.failed else "no figure", va="center", fontsize=7, color=INK)
+            continue
+        axis.barh(i, o.ms, height=0.75, color=RIVAL if not ours else OURS if o.contender == "jaxprims" else OTHER_OURS)
+        value = model_report.ratio(o, best) if ours else None
+        text = f" {o.ms:.3g} ms, {o.per_second:,.0f} {row.unit}/s" + (f", {value:.2f}x" if value else "")
+        axis.text(o.ms, i, text, va="center", fontsize=7, color=INK, fontweight="bold" if ours else None)
+    axis.set_xlim(0, 1.55 * longest)
+    axis.set_yticks(range(len(some)), [o.contender for o in some], fontsize=7)
+    axis.set_ylim(len(some) - 0.4, -0.6)
+    axis.set_ylabel(row.name.replace(" ", "\n"), rotation=0, ha="right", va="center", fontsize=9, fontweight="bold")
+    axis.tick_params(axis="x", labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _model_classes(axis: Any, some: list[Outcome]) -> None:
+    for i, o in enumerate(some):
+        at = 0.0
+        for name, colour in CLASS_COLOURS.items():
+            ms = o.figures.get(f"{name}_ms") or 0.0
+            if ms:
+                axis.barh(i, ms, left=at, height=0.75, color=colour)
+            at += ms
+        if not at:
+            axis.text(0.0, i, " no profile", va="center", fontsize=7, color=INK)
+        elif o.ms:
+            axis.plot([o.ms] * 2, [i - 0.45, i + 0.45], color=INK, linewidth=1.2)
+    axis.set_xlim(left=0)
+    axis.set_yticks(range(len(some)), [""] * len(some))
+    axis.set_ylim(len(some) - 0.4, -0.6)
+    axis.tick_params(axis="x", labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)

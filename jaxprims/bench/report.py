@@ -9,9 +9,9 @@ import math
 import os
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from jaxprims.bench.rows import ConvRow, Item
 
@@ -170,27 +170,43 @@ def fields(result: Result, ceilings: dict[str, float]) -> dict[str, Any]:
         "ceiling_tbytes_s": _over(ceilings.get("copy"), 1e12),
     }
     line |= {f"ms_{name.replace(' ', '_').replace('.', '_')}": ms.get(name) for name in RIVALS}
+    return texts(line)
+
+
+def texts(line: dict[str, Any]) -> dict[str, Any]:
+    """As a CSV has them: floats of six digits, nothing for what is not known."""
     return {k: f"{v:.6g}" if isinstance(v, float) else "" if v is None else v for k, v in line.items()}
 
 
-class Csv:
-    """Writes every line as it comes, so that a run that is cut short leaves what it had."""
+class Lines:
+    """A CSV that is written line by line, so that a run that is cut short leaves what it had; `META` ends every line."""
 
-    def __init__(self, path: Path, machine: dict[str, str], ceilings: dict[str, float]):
-        self._path, self._machine, self._ceilings = path, machine, ceilings
+    def __init__(self, path: Path, columns: Sequence[str], machine: dict[str, str]):
+        self._path, self._columns, self._machine = path, columns, machine
 
-    def __enter__(self) -> Csv:
+    def __enter__(self) -> Self:
         self._file = self._path.open("w", newline="")
-        self._writer = csv.DictWriter(self._file, FIELDS)
+        self._writer = csv.DictWriter(self._file, self._columns)
         self._writer.writeheader()
         return self
 
-    def write(self, result: Result) -> None:
-        self._writer.writerow(fields(result, self._ceilings) | {name: self._machine[name] for name in META})
+    def write_line(self, line: dict[str, Any]) -> None:
+        self._writer.writerow(line | {name: self._machine[name] for name in META})
         self._file.flush()
 
     def __exit__(self, *exc: object) -> None:
         self._file.close()
+
+
+class Csv(Lines):
+    """The lines of convolutions and of ops bound by memory."""
+
+    def __init__(self, path: Path, machine: dict[str, str], ceilings: dict[str, float]):
+        super().__init__(path, FIELDS, machine)
+        self._ceilings = ceilings
+
+    def write(self, result: Result) -> None:
+        self.write_line(fields(result, self._ceilings))
 
 
 # --- table ----------------------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def measure_ceilings(dtypes: Sequence[str], settings: Settings) -> dict[str, flo
         try:
             ceilings[name] = max(ceilings.get(name, 0.0), job())
         except Exception as error:
-            print(f"ceiling {name}: {_short(error)}", file=sys.stderr)
+            print(f"ceiling {name}: {short(error)}", file=sys.stderr)
     torch_rival.release(torch)
     return ceilings
 
@@ -101,7 +101,7 @@ def run_item(item: Item, settings: Settings) -> Result:
         _run_item(item, settings, result)
     except Exception as error:
         result.failed = True
-        result.notes.append(f"jaxprims: {_short(error)}")
+        result.notes.append(f"jaxprims: {short(error)}")
         _check_context(item)
     _release(settings)
     return result
@@ -131,7 +131,7 @@ def _run_item(item: Item, settings: Settings, result: Result) -> None:
                 result.notes.append(f"{name}: {runners[name].note}")
         except Exception as error:
             errors[name] = error
-            result.notes.append(f"{name}: {_short(error)}")
+            result.notes.append(f"{name}: {short(error)}")
             _check_context(item)
 
     ours = programs.ours(item)
@@ -143,7 +143,7 @@ def _run_item(item: Item, settings: Settings, result: Result) -> None:
         try:
             torch_programs = torch_rival.programs(settings.torch, item, settings.compiled)
         except Exception as error:
-            result.notes.append(f"torch: {_short(error)}")
+            result.notes.append(f"torch: {short(error)}")
         for name, program in torch_programs.items():
             make = lambda program=program: torch_rival.TorchRunner(settings.torch, program, sets, item.dtype)  # noqa: E731
             attempt(name, make)
@@ -168,13 +168,13 @@ def _run_item(item: Item, settings: Settings, result: Result) -> None:
     try:
         times = timing.interleaved(runners, settings.samples, settings.sample_seconds)
     except Exception as error:  # one at a time then, so that the others are not lost
-        result.notes.append(f"timing: {_short(error)}")
+        result.notes.append(f"timing: {short(error)}")
         _check_context(item)
         for name, runner in runners.items():
             try:
                 times |= timing.interleaved({name: runner}, settings.samples, settings.sample_seconds)
             except Exception as again:
-                result.notes.append(f"{name}: {_short(again)}")
+                result.notes.append(f"{name}: {short(again)}")
                 _check_context(item)
     for name, values in times.items():
         result.ms[name] = statistics.median(values) * 1e3
@@ -237,7 +237,7 @@ def _check(item: Item, runners: dict[str, Any], result: Result) -> None:
             fine = error <= TOLERANCE[item.dtype]
             text = f"{error:.1e}"
         except Exception as problem:
-            fine, text = False, _short(problem)
+            fine, text = False, short(problem)
             _check_context(item)
         if name == "jaxprims":
             result.check = f"{judge} {text}"
@@ -257,7 +257,7 @@ def _measure_errors(item: Item, operands: tuple[Any, ...], runners: dict[str, An
         block = exact.Block(item.row, item.direction, operands)
         result.errors = {name: block.error(_outputs(item, runner)[0]) for name, runner in runners.items()}
     except Exception as error:
-        result.notes.append(f"float64: {_short(error)}")
+        result.notes.append(f"float64: {short(error)}")
         _check_context(item)
         return
     ours, xla = result.errors.get("jaxprims"), result.errors.get("xla")
@@ -272,10 +272,10 @@ def _check_context(item: Item) -> None:
     try:
         jax.block_until_ready(jnp.zeros(8) + 1)
     except Exception as error:
-        raise ContextLost(f"the GPU answers no more after {item.id}: {_short(error)}") from error
+        raise ContextLost(f"the GPU answers no more after {item.id}: {short(error)}") from error
 
 
-def _short(error: BaseException) -> str:
+def short(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:200]}"
 
@@ -283,7 +283,7 @@ def _short(error: BaseException) -> str:
 # --- command line ---------------------------------------------------------------------------------------------------------
 
 
-def _words(known: Sequence[str], name: str) -> Callable[[str], tuple[str, ...]]:
+def word_list(known: Sequence[str], name: str) -> Callable[[str], tuple[str, ...]]:
     def parse(text: str) -> tuple[str, ...]:
         words = tuple(word for word in text.split(",") if word)
         for word in words:
@@ -294,21 +294,32 @@ def _words(known: Sequence[str], name: str) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def number_list(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(word) for word in text.split(",") if word)
+    if any(n < 1 for n in numbers):
+        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
+    return numbers
+
+
 def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="python -m jaxprims bench", description="jaxprims, XLA and PyTorch side by side on this machine's GPU"
     )
-    p.add_argument("suite", choices=sorted(rows.SUITES), help="convolutions, or the ops that are bound by memory")
+    p.add_argument(
+        "suite",
+        choices=[*sorted(rows.SUITES), "models"],
+        help="convolutions, the ops that are bound by memory, or training steps (models --help has their options)",
+    )
     p.add_argument(
         "--rows", default="", metavar="SUBSTR", help="rows whose name holds this, or of this group; several: a,b"
     )
     p.add_argument(
-        "--dtype", type=_words(tuple(DTYPES), "dtype"), default=(), help=f"of {','.join(DTYPES)} (default: all)"
+        "--dtype", type=word_list(tuple(DTYPES), "dtype"), default=(), help=f"of {','.join(DTYPES)} (default: all)"
     )
     directions = (*CONV_DIRECTIONS, *MEM_DIRECTIONS[1:])
     p.add_argument(
         "--directions",
-        type=_words(directions, "direction"),
+        type=word_list(directions, "direction"),
         default=(),
         help=f"of {','.join(directions)} (default: all)",
     )
@@ -342,7 +353,15 @@ def _missing() -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``python -m jaxprims bench``; 0, or 1 where an item of ours failed, or 2 where nothing could be run."""
-    options = parser().parse_args(argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["models"]:
+        from jaxprims.bench import models
+
+        return models.main(words[1:])
+    p = parser()
+    options = p.parse_args(words)
+    if options.suite == "models":
+        p.error("models comes first, its own options behind it")
     items = rows.select(
         options.suite, rows=options.rows, dtypes=options.dtype, directions=options.directions, quick=options.quick
     )
@@ -372,8 +391,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 2
     if not options.cpu and (problem := ffi.why_not()):
-        print(f"The kernels cannot run here ({problem[0]}); jaxprims' own times are those of its reference. Mend it with: "
-              f"{problem[1]}", file=sys.stderr)  # fmt: skip
+        print(no_kernels(problem), file=sys.stderr)
     torch = None if options.cpu or options.no_torch else torch_rival.load()
     settings = Settings(
         cpu=options.cpu, quick=options.quick, torch=torch, compiled=options.torch_compile, errors=options.errors
@@ -390,6 +408,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(options, items, settings)
 
 
+def no_kernels(problem: tuple[str, str]) -> str:
+    """What is said where the library cannot run on this GPU: (reason, remedy)."""
+    return (
+        f"The kernels cannot run here ({problem[0]}); jaxprims' own times are those of its reference. "
+        f"Mend it with: {problem[1]}"
+    )
+
+
+def machine_text(machine: dict[str, str]) -> str:
+    """What is said of the machine before anything is measured."""
+    return (
+        f"{machine['gpu']}, driver {machine['driver'] or '-'}, jax {machine['jax']}, torch {machine['torch'] or '-'}, "
+        f"cuDNN {machine['cudnn'] or '-'}, commit {machine['commit']}"
+    )
+
+
 def _run(options: argparse.Namespace, items: list[Item], settings: Settings) -> int:
     from rich.console import Console
     from rich.progress import (
@@ -404,8 +438,7 @@ def _run(options: argparse.Namespace, items: list[Item], settings: Settings) -> 
     begin = time.perf_counter()
     console = Console(width=None if sys.stdout.isatty() else 180)
     machine = report.machine(settings)
-    console.print(f"{machine['gpu']}, driver {machine['driver'] or '-'}, jax {machine['jax']}, "
-                  f"torch {machine['torch'] or '-'}, cuDNN {machine['cudnn'] or '-'}, commit {machine['commit']}")  # fmt: skip
+    console.print(machine_text(machine))
     if settings.torch is None and not settings.cpu:
         console.print(
             "PyTorch is left out" + ("." if options.no_torch else ": it is not importable here, or sees no GPU.")
@@ -449,7 +482,7 @@ def _run(options: argparse.Namespace, items: list[Item], settings: Settings) -> 
             report.draw(options.output / f"{stem}.png", options.suite, results, ceilings, machine)
             written.append(f"{options.output / stem}.png")
     except Exception as error:  # the figures are safe in the CSV
-        console.print(f"no picture: {_short(error)}", markup=False)
+        console.print(f"no picture: {short(error)}", markup=False)
     failed = [r.item.id for r in results if r.failed]
     for result in results:
         for note in result.notes:

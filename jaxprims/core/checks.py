@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 
 INT32_MAX = 2**31 - 1
 PADDING_STRINGS = ("SAME", "VALID", "SAME_LOWER", "CAUSAL")
@@ -34,16 +33,21 @@ def is_many(value: Any) -> bool:
     return isinstance(value, Sequence) or (hasattr(value, "__iter__") and getattr(value, "ndim", 1) != 0)
 
 
+def refuse_traced(value: Any, name: str, kind: str) -> None:
+    """TypeError for a traced array where a Python ``kind`` is compiled into the op."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} is a traced array ({jax.typeof(value)}); it is compiled into the op: give a Python {kind} "
+            "(through jax.jit's static_argnames, or closed over)."
+        )
+
+
 def as_index(value: Any, name: str, forms: str = "an int") -> int:
     """``value`` (an int of Python or NumPy, or a 0-d array of one) as a Python int. A bool is none.
 
     ``forms``: what the caller's argument may be, for the message.
     """
-    if isinstance(value, jax.core.Tracer):
-        raise TypeError(
-            f"{name} is a traced array ({jax.typeof(value)}); it is compiled into the op: give a Python int "
-            "(through jax.jit's static_argnames, or closed over)."
-        )
+    refuse_traced(value, name, "int")
     if bool not in (type(value), getattr(value, "dtype", None)):
         try:
             return operator.index(value)
@@ -152,8 +156,13 @@ def check_width(dtype: Any, name: str) -> None:
     """TypeError for a floating dtype narrower than 16 bits, for which an op has no arithmetic (or infinities to pad with)."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16:
         raise TypeError(
-            f"{name} has dtype {dtype}; floating dtypes of 16 bits and more are taken: cast it with {name}.astype(jnp.bfloat16)."
+            f"{name} has dtype {dtype}; floating dtypes of 16 bits and more are taken: {cast(name, jnp.bfloat16)}."
         )
+
+
+def cast(name: str, dtype: Any) -> str:
+    """The remedy for an argument of another dtype, in words that are right for arrays, lists and numbers."""
+    return f"cast it with jnp.asarray({name}, jnp.{jnp.dtype(dtype).name})"
 
 
 def check_float(x: Any, name: str, *, complex_ok: bool = False) -> None:
@@ -162,9 +171,7 @@ def check_float(x: Any, name: str, *, complex_ok: bool = False) -> None:
     check_width(dtype, name)
     if jnp.issubdtype(dtype, jnp.floating) or (complex_ok and jnp.issubdtype(dtype, jnp.complexfloating)):
         return
-    raise TypeError(
-        f"{name} has dtype {dtype}; this op needs a floating dtype: cast it with {name}.astype(jnp.float32)."
-    )
+    raise TypeError(f"{name} has dtype {dtype}; this op needs a floating dtype: {cast(name, jnp.float32)}.")
 
 
 def check_same_dtype(arrays: Mapping[str, Any]) -> None:
@@ -172,22 +179,28 @@ def check_same_dtype(arrays: Mapping[str, Any]) -> None:
     dtypes = {name: jnp.result_type(x) for name, x in arrays.items()}
     if len(set(dtypes.values())) > 1:
         listed = ", ".join(f"{k}: {v}" for k, v in dtypes.items())
-        raise TypeError(f"dtypes differ ({listed}); cast them to one dtype with .astype.")
+        raise TypeError(f"dtypes differ ({listed}); cast them to one dtype with jnp.asarray(array, dtype).")
 
 
-def canonical_axis(axis: Any, ndim: int, name: str = "axis") -> int:
-    """A non-negative axis of an array of ``ndim`` axes."""
+def canonical_axis(axis: Any, ndim: int, name: str = "axis", *, scalar: bool = False) -> int:
+    """A non-negative axis of an array of ``ndim`` axes. ``scalar``: a scalar counts as an array of one axis."""
     a = as_index(axis, name)
-    if not -ndim <= a < ndim:
-        raise ValueError(f"{name}={axis} is out of range for an array of {ndim} axes; give {-ndim} to {ndim - 1}.")
-    return a % ndim
+    n = 1 if scalar and ndim == 0 else ndim
+    if not -n <= a < n:
+        if ndim == 0:
+            remedy = "give -1 or 0" if scalar else "reshape it to (1,)"
+            raise ValueError(f"{name}={axis} is out of range for a scalar, which has no axes; {remedy}.")
+        raise ValueError(
+            f"{name}={axis} is out of range for an array of {ndim} {'axis' if ndim == 1 else 'axes'}; give {-n} to {n - 1}."
+        )
+    return a % n
 
 
-def canonical_axes(axes: Any, ndim: int, name: str = "axis") -> tuple[int, ...]:
+def canonical_axes(axes: Any, ndim: int, name: str = "axis", *, scalar: bool = False) -> tuple[int, ...]:
     """Distinct non-negative axes in ascending order, from an int or a sequence."""
     many = is_many(axes) and not isinstance(axes, str)
     items = tuple(axes) if many else (as_index(axes, name, "an int or a sequence of ints"),)
-    out = [canonical_axis(a, ndim, name) for a in items]
+    out = [canonical_axis(a, ndim, name, scalar=scalar) for a in items]
     if len(set(out)) != len(out):
         raise ValueError(f"{name}={items!r} names an axis twice.")
     return tuple(sorted(out))
@@ -218,10 +231,15 @@ def is_static(*sizes: Any) -> bool:
 def as_array(x: Any, name: str) -> jax.Array:
     """``x`` (an array, a number, nested lists of numbers) as a JAX array, or a TypeError that names the argument."""
     try:
-        if x is not None:
-            return jnp.asarray(x)
+        array = None if x is None else jnp.asarray(x)
     except (TypeError, ValueError, OverflowError):
-        pass
+        array = None
+    if array is not None:
+        if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+            raise TypeError(
+                f"{name} has dtype {array.dtype}; PRNG keys are no numbers: give jax.random.key_data({name})."
+            )
+        return array
     raise TypeError(
         f"{name}={short(x)} is not an array; give a JAX or NumPy array, a number, or nested lists of numbers."
     )
@@ -229,9 +247,16 @@ def as_array(x: Any, name: str) -> jax.Array:
 
 def as_number(x: Any, name: str) -> float:
     """A real number that is compiled into the kernel: Python's, NumPy's, or a 0-d array of one. A bool is none."""
-    scalar = getattr(x, "ndim", None) == 0 and getattr(x, "dtype", np.dtype(object)).kind in "iuf"
-    if (isinstance(x, numbers.Real) or scalar) and not isinstance(x, (bool, jax.core.Tracer)):
-        return float(x)
+    refuse_traced(x, name, "number")
+    dtype = getattr(x, "dtype", object)  # bfloat16 and its like are neither numbers.Real nor of NumPy's kind "f"
+    scalar = getattr(x, "ndim", None) == 0 and any(jnp.issubdtype(dtype, k) for k in (jnp.integer, jnp.floating))
+    if (isinstance(x, numbers.Real) or scalar) and not isinstance(x, bool):
+        try:
+            return float(x)
+        except OverflowError:
+            raise ValueError(f"{name}={short(x)} is too large for a float.") from None
+        except TypeError:  # a ShapeDtypeStruct has no value
+            pass
     raise TypeError(f"{name}={short(x)} must be a Python number (or NumPy's): it is compiled into the kernel.")
 
 

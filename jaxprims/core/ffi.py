@@ -19,6 +19,7 @@ import jax
 LIBRARY = "_cuda.so"
 REINSTALL = "JAXPRIMS_CUDA=ON pip install --force-reinstall --no-deps ."
 BUILD = "make build  (in the source tree; needs nvcc), or " + REINSTALL
+UNSET = "unset JAXPRIMS_LIBRARY, or let it name a library that was built for this machine and jaxlib"
 
 
 @dataclass(frozen=True)
@@ -45,10 +46,18 @@ def runtime_api() -> tuple[int, int] | None:
     return (int(found[0].group(1)), int(found[1].group(1))) if found[0] and found[1] else None
 
 
+def given() -> str | None:
+    """The library that the user named in place of the installed one; no reinstallation changes that one."""
+    return os.environ.get("JAXPRIMS_LIBRARY") or None
+
+
+def _remedy() -> str:
+    return UNSET if given() else REINSTALL
+
+
 def _find() -> Path | None:
-    given = os.environ.get("JAXPRIMS_LIBRARY")
-    if given:
-        return Path(given)
+    if named := given():
+        return Path(named)
     package = Path(__file__).resolve().parent.parent
     places = [package, *(Path(sysconfig.get_path(k)) / "jaxprims" for k in ("platlib", "purelib"))]
     return next((p / LIBRARY for p in places if (p / LIBRARY).is_file()), None)
@@ -68,12 +77,13 @@ def _load() -> tuple[ctypes.CDLL | None, Status]:
         info = library.jaxprims_build_info().decode()
         version = library.jaxprims_ffi_api_version()
     except (OSError, AttributeError) as e:
-        return None, Status(False, str(path), f"the library does not load: {e}", REINSTALL, runtime_api=have)
+        return None, Status(False, str(path), f"the library does not load: {e}", _remedy(), runtime_api=have)
     built = (version // 1000, version % 1000)
+    remedy = _remedy()
     if have is not None and (built[0] != have[0] or built[1] > have[1]):
         reason = f"the library was built for XLA FFI API {built[0]}.{built[1]}, the installed jaxlib speaks {have[0]}.{have[1]}"
-        warnings.warn(f"jaxprims: {reason}; the reference runs instead. Mend it with: {REINSTALL}", stacklevel=2)
-        return None, Status(False, str(path), reason, REINSTALL, built, have, info)
+        warnings.warn(f"jaxprims: {reason}; the reference runs instead. Mend it with: {remedy}", stacklevel=2)
+        return None, Status(False, str(path), reason, remedy, built, have, info)
     return library, Status(True, str(path), None, None, built, have, info)
 
 
@@ -155,7 +165,7 @@ def why_not() -> tuple[str, str] | None:
         return s.reason or "", s.remedy or ""
     problem = device_problem()
     if problem:
-        return problem, REINSTALL
+        return problem, _remedy()
     return None
 
 

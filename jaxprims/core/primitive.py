@@ -229,15 +229,7 @@ def _automatic_tangents(op: Op, params: Any, primals: Sequence[Any], dots: list[
     covered = {*op.linear, *(op.bilinear or ())}
     rest = [i for i, t in enumerate(dots) if t is not None and i not in covered]
     if rest:
-
-        def of_rest(*some):
-            args = list(primals)
-            for i, x in zip(rest, some, strict=True):
-                args[i] = x
-            return tuple(op.reference(params, *args))
-
-        _, d = jax.jvp(of_rest, tuple(primals[i] for i in rest), tuple(dots[i] for i in rest))
-        parts.append(d)
+        parts.append(_reference_tangents(op, params, tuple(rest), tuple(primals), tuple(dots[i] for i in rest)))
     floating = [jnp.issubdtype(y.dtype, jnp.inexact) for y in outs]
     if not parts:
         return [None] * len(outs)
@@ -245,6 +237,21 @@ def _automatic_tangents(op: Op, params: Any, primals: Sequence[Any], dots: list[
         functools.reduce(jnp.add, column) if f else None
         for f, column in zip(floating, zip(*parts, strict=True), strict=True)
     ]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)  # jit: eagerly, no constant moves to the device
+def _reference_tangents(
+    op: Op, params: Any, rest: tuple[int, ...], primals: tuple[Any, ...], dots: tuple[Any, ...]
+) -> Any:
+    """The tangents of the reference's results for tangents of the operands ``rest``."""
+
+    def of_rest(*some: Any) -> tuple[Any, ...]:
+        args = list(primals)
+        for i, x in zip(rest, some, strict=True):
+            args[i] = x
+        return tuple(op.reference(params, *args))
+
+    return jax.jvp(of_rest, tuple(primals[i] for i in rest), dots)[1]
 
 
 def _transpose(op: Op, cts: Sequence[Any], *operands: Any, params: Any, backend: str) -> list[Any]:

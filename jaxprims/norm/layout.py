@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprims.core.activations import check_activation
-from jaxprims.core.checks import as_array, as_number, check_float
+from jaxprims.core.checks import as_array, as_number, cast, check_float
 from jaxprims.norm.params import Axes, NormParams, stat_dtype
 from jaxprims.norm.primitive import apply_op, norm_op
 
@@ -42,9 +42,7 @@ def check_param(p: Any, name: str, x: jax.Array, axes: Axes, shape: tuple[Any, .
             f"{name} has shape {tuple(p.shape)}; x of shape {tuple(x.shape)} needs {want} (its axes {axes})."
         )
     if p.dtype not in (x.dtype, jnp.float32):
-        raise TypeError(
-            f"{name} has dtype {p.dtype}; it must be float32 or x's {x.dtype}: cast it with {name}.astype(jnp.{x.dtype})."
-        )
+        raise TypeError(f"{name} has dtype {p.dtype}; it must be float32 or x's {x.dtype}: {cast(name, x.dtype)}.")
     return p
 
 
@@ -55,7 +53,7 @@ def check_residual(r: Any, x: jax.Array) -> jax.Array | None:
     if tuple(r.shape) != tuple(x.shape):
         raise ValueError(f"residual has shape {tuple(r.shape)}; it must have x's, {tuple(x.shape)}.")
     if r.dtype != x.dtype:
-        raise TypeError(f"residual has dtype {r.dtype}; it must be x's: cast it with residual.astype(jnp.{x.dtype}).")
+        raise TypeError(f"residual has dtype {r.dtype}; it must be x's: {cast('residual', x.dtype)}.")
     return r
 
 

@@ -6,13 +6,15 @@
     norm_jvp(tangents, x, ...)   -> yd, ...        linear in the tangents; its transpose is norm_bwd
     norm_bwd(cotangents, x, ...) -> dx, ...        linear in the cotangents; its transpose is norm_jvp
 
-Pre-activations are computed again in the backward pass, never stored: it keeps x, the mean and the variance.
+Pre-activations are computed again in the backward pass, never stored: it keeps x, the mean and the variance, and a residual
+only where the activation's slope cannot be read off the result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -50,6 +52,13 @@ BACK = {v: k for k, v in GRADIENTS.items()}
 JOINTLY = {v: k for k, v in COTANGENTS.items()}
 
 
+@partial(jax.checkpoint, prevent_cse=False)
+def _where_positive(y: jax.Array, *parts: jax.Array) -> jax.Array:
+    """ReLU's slope times the sum of ``parts``; ``y`` is all that a derivative keeps."""
+    total = sum(parts[1:], parts[0])
+    return jax.lax.select(jnp.broadcast_to(y > 0, total.shape), total, jnp.zeros_like(total)).astype(y.dtype)
+
+
 def _residuals(params: NormParams) -> tuple[str, ...]:
     """Operands of the forward pass that its derivatives read again."""
     keep = ["x", "scale", *(("bias", "residual") if params.activation else ()), *(() if params.fixed else ("mask",))]
@@ -57,9 +66,22 @@ def _residuals(params: NormParams) -> tuple[str, ...]:
 
 
 def _tangent_call(
-    params: NormParams, values: dict[str, Any], axes: dict[str, Axes], dots: dict[str, Any], y: Any
+    params: NormParams, values: dict[str, Any], axes: dict[str, Axes], dots: dict[str, Any], y: Any, out: Any
 ) -> Any:
-    """norm_jvp of a forward op: ``values`` are its operands and statistics by name, ``dots`` the tangents that are not zero."""
+    """norm_jvp of a forward op: ``values`` are its operands and statistics by name, ``dots`` the tangents that are not zero.
+
+    ReLU behind a residual: its slope is read off the result, so that the residual need not be kept. The result is what
+    the next layer keeps in any case; slope and residual stay outside of the op, where they join whatever adds cotangents.
+    """
+    if params.activation == "relu" and params.has("residual"):
+        rest, residuald = {**dots, "residual": None}, dots["residual"]
+        got: tuple[Any, ...] = ()
+        if any(t is not None for t in rest.values()):
+            got = _tangent_call(replace(params, activation=None), values, axes, rest, y, out)
+        parts = [*got[:1]]
+        if residuald is not None:
+            parts.append(jnp.expand_dims(residuald, tuple(i for i, a in enumerate(y[1]) if a not in axes["residual"])))
+        return (_where_positive(out, *parts), *got[1:])
     terms = [(TANGENTS[n], axes[n]) for n in TANGENTS if dots.get(n) is not None]
     keep = (*_residuals(params), *(n for n in ("mean", "var", "low") if n in axes))
     results = [("yd", y[1], y[2])]
@@ -100,7 +122,7 @@ def _norm_jvp_rule(params: NormParams, primals: Sequence[Any], tangents: Sequenc
         values[name], axes[name] = v, ax
     if all(t is None for t in tangents):
         return outs, (None,) * len(outs)
-    got = _tangent_call(params, values, axes, dots, params.results[0])
+    got = _tangent_call(params, values, axes, dots, params.results[0], outs[0])
     by_name: dict[str, Any] = {"y": got[0]}
     if dots["x"] is not None:
         if params.joint:
@@ -126,9 +148,8 @@ def _apply_jvp_rule(params: NormParams, primals: Sequence[Any], tangents: Sequen
         return outs, (None,)
     names = [n for n, _ in params.operands]
     dots = dict(zip(names, tangents, strict=True))
-    return outs, _tangent_call(
-        params, dict(zip(names, primals, strict=True)), dict(params.operands), dots, params.results[0]
-    )
+    values = dict(zip(names, primals, strict=True))
+    return outs, _tangent_call(params, values, dict(params.operands), dots, params.results[0], outs[0])
 
 
 # --- tangent and backward: each the transpose of the other ------------------------------------------------------------------
