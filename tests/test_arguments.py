@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,6 +54,9 @@ def _like(w, x):
 @pytest.mark.parametrize("dtype", NARROW)
 def test_floats_of_less_than_16_bits_are_refused_with_a_remedy(op: str, dtype: str):
     x = X.astype(dtype)
+    if op.startswith("conv") and dtype.startswith("float8"):
+        assert OPS[op](x).dtype == dtype  # as jax.lax takes it
+        return
     with pytest.raises(TypeError, match=rf"{dtype}.*jnp\.asarray\(\w+, jnp\.bfloat16\)"):
         OPS[op](x)
     with pytest.raises(TypeError, match=dtype):
@@ -219,5 +224,59 @@ def test_numbers_that_are_none():
         with pytest.raises(TypeError, match=f"^{name}=.*number"):
             call()
     for bad in (2.0, True, "2"):
-        with pytest.raises(ValueError, match="feature_group_count=.*positive int"):
+        with pytest.raises(TypeError, match="feature_group_count=.* must be an int, not"):
             jp.conv(X, W, feature_group_count=bad)
+        with pytest.raises(TypeError, match="batch_group_count=.* must be an int, not"):
+            jp.conv_general_dilated(X, jnp.ones((4, 4, 3, 3)), (1, 1), "SAME", batch_group_count=bad)
+    with pytest.raises(TypeError, match="feature_group_count is a traced array.*static_argnames"):
+        jax.jit(lambda n: jp.conv(X, W, feature_group_count=n))(1)
+
+
+@pytest.mark.parametrize("bad", [{"a": 1}, {1: 1, 2: 2}, {1, 2}, frozenset((1, 2)), {1: 2}.keys(), b"ab"], ids=repr)
+def test_what_has_no_order_is_no_sequence(bad):
+    for f in (
+        lambda **k: jp.conv(X, W, **k),
+        lambda **k: jp.conv_transpose(X, W, **{"strides": 1, "padding": "SAME", **k}),
+    ):
+        with pytest.raises(
+            TypeError, match=r"^padding=.* must be an int, 2 ints or \(low, high\) pairs, or one of 'SAME'"
+        ):
+            f(padding=bad)
+        with pytest.raises(TypeError, match="^strides=.* must be an int or a sequence of 2 ints"):
+            f(strides=bad)
+    for name in ("kernel_dilation", "input_dilation"):
+        with pytest.raises(TypeError, match=f"^{name}=.* must be an int or a sequence of 2 ints"):
+            jp.conv(X, W, padding=1, **{name: bad})
+    with pytest.raises(TypeError, match=r"^padding\[0\]=.* must be an int or a pair \(low, high\)"):
+        jp.conv(X, W, padding=(bad, 1))
+    with pytest.raises(TypeError, match="^strides=.* must be an int or a sequence"):
+        jp.max_pool(X, (2, 2), bad)
+    with pytest.raises(TypeError, match="^axis=.* must be an int or a sequence of ints"):
+        jp.softmax(X, axis=bad)
+
+
+def test_sequences_arrays_and_iterators_are_taken():
+    want = jp.conv(X, W, strides=(1, 2), padding=((1, 1), (0, 2)))
+    for many in (list, np.array, jnp.array, iter):
+        got = jp.conv(X, W, strides=many((1, 2)), padding=many(((1, 1), (0, 2))))
+        np.testing.assert_array_equal(got, want)
+
+
+def test_8_bit_floats_are_convolved_in_float32_by_the_reference():
+    x, w = jnp.linspace(-3, 3, 60).reshape(1, 4, 5, 3), jnp.linspace(-1, 2, 24).reshape(2, 2, 3, 2)
+    for dtype in NARROW[:2]:
+        a, b = x.astype(dtype), w.astype(dtype)
+        for wanted in (None, jnp.float32, jnp.bfloat16):
+            f = functools.partial(jp.conv, preferred_element_type=wanted)
+            y, vjp = jax.vjp(f, a, b)
+            assert y.dtype == (wanted or dtype)
+            exact = jp.conv(a.astype("float32"), b.astype("float32"))
+            np.testing.assert_array_equal(y, exact.astype(y.dtype))
+            grads = vjp(jnp.ones_like(y))
+            _, wide = jax.vjp(lambda x, w: jp.conv(x, w), a.astype("float32"), b.astype("float32"))
+            for g, h in zip(grads, wide(jnp.ones_like(exact)), strict=True):
+                assert g.dtype == dtype
+                np.testing.assert_array_equal(g, h.astype(dtype))
+            z = jp.conv(a, b, jnp.ones(2), activation="silu", preferred_element_type=wanted)
+            np.testing.assert_array_equal(z, jax.nn.silu(exact + 1).astype(z.dtype))
+        assert "the kernels take float32" in str(jp.explain(f, a, b))

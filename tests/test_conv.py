@@ -284,6 +284,53 @@ def test_conv_transpose_numbers_and_epilogue():
     np.testing.assert_array_equal(got, jax.nn.relu(want + b[:, None, None] + r))
 
 
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3), (0, 2)])
+def test_conv_transpose_takes_the_batches_and_layouts_of_conv(batch):
+    rng = np.random.default_rng(11)
+    x, w, b = ints(rng, (*batch, 4, 5, 3), "float32"), ints(rng, (3, 2, 3, 2), "float32"), ints(rng, (2,), "float32")
+    flat = lax.conv_transpose(x.reshape(-1 if x.size else 0, 4, 5, 3), w, (2, 2), "SAME")
+    want = flat.reshape(*batch, *flat.shape[1:])
+    np.testing.assert_array_equal(conv_transpose(x, w, 2, "SAME"), want)
+    np.testing.assert_array_equal(conv_transpose(x, w, 2, "SAME", dimension_numbers="NHWC", residual=want), 2 * want)
+    first = conv_transpose(
+        jnp.moveaxis(x, -1, -3),
+        jnp.transpose(w, (3, 2, 0, 1)),
+        2,
+        "SAME",
+        dimension_numbers="NCHW",
+        bias=b,
+        activation="relu",
+    )
+    np.testing.assert_array_equal(first, jnp.moveaxis(jax.nn.relu(want + b), -1, -3))
+    np.testing.assert_array_equal(
+        conv_transpose(x, w, None, "SAME"), conv_transpose(x, w, 1, "SAME", dimension_numbers="NHWC")
+    )
+
+
+@pytest.mark.parametrize("layout", ["NWC", "NCW"])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_conv_transpose_in_groups(layout, groups):
+    rng = np.random.default_rng(13)
+    to = (lambda a: jnp.moveaxis(a, -1, 1)) if layout == "NCW" else (lambda a: a)
+    kernel = (lambda a: jnp.transpose(a, (2, 1, 0))) if layout == "NCW" else (lambda a: a)
+    options = dict(feature_group_count=groups, dimension_numbers=layout)
+    x, w, dy = (
+        ints(rng, (2, 8, 4), "float32"),
+        ints(rng, (3, 4 // groups, 8), "float32"),
+        ints(rng, (2, 4, 8), "float32"),
+    )
+    (want,) = jax.linear_transpose(lambda x: conv(x, kernel(w), strides=2, **options), to(x))(to(dy))
+    got = conv_transpose(to(dy), kernel(w), 2, "SAME", transpose_kernel=True, **options)
+    np.testing.assert_array_equal(got, want)
+    w = ints(rng, (3, 8 // groups, 4), "float32")
+    parts = [
+        lax.conv_transpose(a, b, (2,), "SAME")
+        for a, b in zip(jnp.split(dy, groups, -1), jnp.split(w, groups, -1), strict=True)
+    ]
+    got = conv_transpose(to(dy), kernel(w), 2, "SAME", **options)
+    np.testing.assert_array_equal(got, to(jnp.concatenate(parts, -1)))
+
+
 @st.composite
 def problems(draw):
     """Any legal convolution of small integers, so that every result is exact."""

@@ -6,6 +6,7 @@ numbers are those of one device. Automatic mesh, explicit mesh, shard_map with i
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
 
@@ -214,6 +215,81 @@ def test_uneven_batches_are_right():
         return jax.grad(lambda w: jnp.sum(jaxprims.conv(x, w) ** 2))(w)
 
     close_all((jax.jit(dw)(x, w),), (dw(x, w),), 128, "uneven")
+
+
+N = ("NHWC", "HWIO", "NHWC")
+
+
+def two_axes(kind: AxisType = AxisType.Explicit):
+    return jax.make_mesh((4, 2), ("d", "e"), axis_types=(kind,) * 2)
+
+
+@pytest.mark.parametrize(
+    "wanted", [None, P(), P("d"), P("e"), P("d", None, None, "e"), P(None, None, None, ("d", "e"))]
+)
+@pytest.mark.parametrize("named", [False, True])
+def test_out_sharding_is_that_of_lax(wanted, named):
+    m = two_axes()
+    rng = np.random.default_rng(0)
+    x, w = (jnp.asarray(rng.integers(-3, 4, s), jnp.float32) for s in ((8, 6, 6, 4), (3, 3, 4, 8)))
+    out_sharding = NamedSharding(m, wanted) if named and wanted is not None else wanted
+    with jax.set_mesh(m):
+        x, w = jax.device_put(x, NamedSharding(m, P("d"))), jax.device_put(w, NamedSharding(m, P()))
+        f = lambda f: lambda x, w: f(x, w, (1, 1), "SAME", dimension_numbers=N, out_sharding=out_sharding)  # noqa: E731
+        ours, lax = f(jaxprims.conv_general_dilated), f(jax.lax.conv_general_dilated)
+        fused = lambda x, w: jaxprims.conv(x, w, activation="silu", residual=x @ w[0, 0], out_sharding=out_sharding)  # noqa: E731
+        for run in (lambda g: g, jax.jit):
+            want = run(lax)(x, w)
+            got = run(ours)(x, w)
+            assert jax.typeof(got).sharding == jax.typeof(want).sharding
+            assert got.sharding.is_equivalent_to(want.sharding, 4)
+            np.testing.assert_array_equal(got, want)
+            assert jax.typeof(run(fused)(x, w)).sharding == jax.typeof(want).sharding
+        grads = jax.jit(jax.grad(lambda x, w: jnp.sum(ours(x, w) ** 2), (0, 1)))(x, w)
+        expected = jax.jit(jax.grad(lambda x, w: jnp.sum(ours(x, w) ** 2), (0, 1)))(
+            jax.device_get(x), jax.device_get(w)
+        )
+        for g, a, e in zip(grads, (x, w), expected, strict=True):
+            assert jax.typeof(g).sharding == jax.typeof(a).sharding
+            np.testing.assert_array_equal(jax.device_get(g), jax.device_get(e))
+
+
+@pytest.mark.parametrize(
+    "wanted, error, words",
+    [
+        ("d", TypeError, "out_sharding='d' must be None, a jax.sharding.PartitionSpec"),
+        (("d",), TypeError, "NamedSharding, not tuple"),
+        (P("q"), ValueError, "q"),
+        (P(None, "d"), ValueError, "axis 1 of the result.*4 parts of unequal size"),
+        (P(None, None, None, None, "d"), ValueError, "5 entries"),
+        ("other mesh", ValueError, "another mesh"),
+        ("no mesh", ValueError, "no mesh is set.*jax.set_mesh"),
+        ("automatic", ValueError, "d is no explicit axis.*with_sharding_constraint"),
+    ],
+)
+def test_out_sharding_that_lax_refuses(wanted, error, words):
+    m = two_axes()
+    automatic = two_axes(AxisType.Auto)
+    x, w = jnp.ones((8, 6, 6, 4)), jnp.ones((3, 3, 4, 8))
+    given = {"other mesh": NamedSharding(automatic, P()), "no mesh": P("d"), "automatic": P("d")}.get(wanted, wanted)
+    with contextlib.nullcontext() if wanted == "no mesh" else jax.set_mesh(automatic if wanted == "automatic" else m):
+        with pytest.raises(error, match=words):
+            jaxprims.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=N, out_sharding=given)
+        with pytest.raises((error, AssertionError)):
+            jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=N, out_sharding=given)
+
+
+def test_out_sharding_through_flax():
+    nnx = pytest.importorskip("flax.nnx")
+    m = two_axes()
+    with jax.set_mesh(m):
+        x = jax.device_put(jnp.ones((8, 6, 6, 4)), NamedSharding(m, P("d")))
+        types = []
+        for f in (jax.lax.conv_general_dilated, jaxprims.conv_general_dilated):
+            layer = nnx.Conv(4, 8, (3, 3), conv_general_dilated=f, rngs=nnx.Rngs(0))
+            y = layer(x, out_sharding=P("d", None, None, "e"))
+            types.append(jax.typeof(y).sharding)
+    assert types[0] == types[1] and types[0].spec == P("d", None, None, "e")
 
 
 def test_output_channels_may_be_split():

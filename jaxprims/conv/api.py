@@ -8,10 +8,11 @@ from typing import Any, Literal
 import jax
 
 from jaxprims.conv import primitive
-from jaxprims.conv.checks import build_params, canonical_specs, layout_specs
+from jaxprims.conv.checks import build_params, canonical_specs, specs_and_images
 from jaxprims.conv.epilogue import with_epilogue
 from jaxprims.conv.transpose import conv_transpose
 from jaxprims.core.checks import as_array
+from jaxprims.core.sharding import with_out_sharding
 
 __all__ = ["conv", "conv_general_dilated", "conv_transpose"]
 
@@ -52,11 +53,11 @@ def conv_general_dilated(
       precision: as in jax.lax; ``jax.default_matmul_precision`` is read where None is given, and the derivatives run at the
         precision of their forward call.
       preferred_element_type: dtype of the result (int8 with int32, bfloat16 with float32, ...).
-      out_sharding: accepted for callers that pass it (Flax), and ignored.
+      out_sharding: on a mesh with explicit axes, a PartitionSpec or NamedSharding that the result shall have, as in jax.lax.
 
     Numerics: the CUDA kernels compute float32 in exact float32 multiply-adds whatever the precision (no TF32), and float16
     and bfloat16 with float32 accumulators, rounded once. The reference, which runs elsewhere and for other dtypes, hands
-    ``precision`` to XLA; HIGHEST is exact float32.
+    ``precision`` to XLA; HIGHEST is exact float32. It computes floats of 8 bits in float32, too, and rounds once.
 
     A window larger than the padded input gives an empty result. Raises ValueError or TypeError, while tracing, for sizes,
     groups, strides, dilations, padding or dtypes that do not fit.
@@ -66,7 +67,6 @@ def conv_general_dilated(
     >>> conv_general_dilated(x, w, (1,), [(2, 0)])[0, 0].tolist()
     [100.0, 210.0, 321.0, 432.0]
     """
-    del out_sharding
     x, w = as_array(lhs, "lhs"), as_array(rhs, "rhs")
     params = build_params(
         x,
@@ -82,7 +82,7 @@ def conv_general_dilated(
         preferred_element_type=preferred_element_type,
         names=("window_strides", "lhs_dilation", "rhs_dilation", "feature_group_count"),
     )
-    return primitive.conv(params, x, w)[0]
+    return with_out_sharding(primitive.conv(params, x, w)[0], out_sharding)
 
 
 def conv(
@@ -102,6 +102,7 @@ def conv(
     precision: Any = None,
     preferred_element_type: Any = None,
     algorithm: str = "auto",
+    out_sharding: Any = None,
 ) -> jax.Array:
     """``activation(conv(x, w) + bias + residual)`` in one pass over y, with one, two or three spatial axes.
 
@@ -116,10 +117,12 @@ def conv(
         what ``jax.lax.conv_general_dilated`` takes (then x has exactly one batch axis).
       activation: a name ("relu", "silu", "gelu", ...) or None. residual: of y's shape and dtype.
       mode: "cross_correlation" (jax.lax, Flax), or "convolution", which reverses w along its spatial axes.
-      algorithm: "auto" or "implicit_gemm".
+      algorithm: "auto" or "implicit_gemm". out_sharding: as in :func:`conv_general_dilated`.
 
     Numerics: bias, residual and activation are applied to the float32 accumulator, and the result is rounded once; integers
-    wrap as in jax.lax. See :func:`conv_general_dilated` for precision.
+    wrap as in jax.lax. See :func:`conv_general_dilated` for precision. Under differentiation, activations whose slope the result
+    does not tell (all but relu, relu6, leaky_relu, softplus, log_sigmoid) are taken, value and slope, of the pre-activation as
+    rounded to the result's dtype: one convolution gives it, it is what is kept, and the result is rounded once more.
 
     Raises ValueError or TypeError, while tracing, for what does not fit, and, unlike :func:`conv_general_dilated`, for a
     window larger than the padded image (an image with no elements gives an empty result).
@@ -134,16 +137,7 @@ def conv(
         raise ValueError(f"mode={mode!r} is not known; give 'cross_correlation' or 'convolution'.")
     if algorithm not in ALGORITHMS:
         raise ValueError(f"algorithm={algorithm!r} does not exist; there are {' and '.join(map(repr, ALGORITHMS))}.")
-    batch: tuple[Any, ...] | None = None
-    if isinstance(dimension_numbers, str):
-        specs = layout_specs(dimension_numbers, w)
-        if x.ndim < w.ndim - 1:
-            raise ValueError(
-                f"x of shape {x.shape} needs {w.ndim - 2} spatial axes and a channel axis, as w of shape {w.shape} has."
-            )
-        batch, x = x.shape[: x.ndim - w.ndim + 1], _one_batch_axis(x, w.ndim)
-    else:
-        specs = canonical_specs(x, w, dimension_numbers)
+    specs, x, batch = specs_and_images(x, w, dimension_numbers)
     params = build_params(
         x,
         w,
@@ -159,14 +153,4 @@ def conv(
         names=("strides", "input_dilation", "kernel_dilation", "feature_group_count"),
         empty_ok=False,
     )
-    y = with_epilogue(params, x, w, bias, residual, activation, batch)
-    return y if batch is None or len(batch) == 1 else y.reshape((*batch, *y.shape[1:]))
-
-
-def _one_batch_axis(x: jax.Array, ndim: int) -> jax.Array:
-    if x.ndim == ndim:
-        return x
-    size = 1
-    for d in x.shape[: x.ndim - ndim + 1]:
-        size *= d
-    return x.reshape((size, *x.shape[x.ndim - ndim + 1 :]))
+    return with_out_sharding(with_epilogue(params, x, w, bias, residual, activation, batch), out_sharding)

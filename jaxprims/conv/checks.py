@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,12 +13,14 @@ from jax import lax
 from jaxprims.conv.params import ConvParams, Spec, canonical_precision, dilated, gather
 from jaxprims.core.checks import (
     INT32_MAX,
+    canonical_int,
     canonical_padding,
     canonical_tuple,
     check_same_dtype,
     check_width,
     is_static,
     short,
+    wide_dtype,
 )
 
 
@@ -45,7 +46,8 @@ def build_params(
     ``empty_ok``: a window larger than the padded image gives an empty result, not an error.
     """
     check_same_dtype({"x": x, "w": w})
-    check_width(x.dtype, "x")
+    if not _byte(x.dtype):
+        check_width(x.dtype, "x")
     rank = x.ndim - 2
     _, _, *in_sizes = gather(x.shape, specs.lhs_spec, 0)
     _, _, *window = gather(w.shape, specs.rhs_spec, 0)
@@ -81,7 +83,8 @@ def build_params(
                 f"padding={(lo, hi)}: the window does not fit; pad more ('SAME' always fits) or give a smaller w "
                 "(jaxprims.conv_general_dilated gives an empty result)."
             )
-    groups, batch_groups = _count(groups, names[3]), _count(batch_groups, "batch_group_count")
+    groups = canonical_int(groups, names[3], low=1)
+    batch_groups = canonical_int(batch_groups, "batch_group_count", low=1)
     _check_groups(x, w, specs, groups, batch_groups, names[3])
     return ConvParams(
         lhs_spec=tuple(specs.lhs_spec),
@@ -107,17 +110,6 @@ def _per_axis(value: Any, rank: int, name: str) -> Spec:
     if any(v == INT32_MAX for v in out):
         raise ValueError(f"{name}={out} must be below 2^31 - 1.")
     return out
-
-
-def _count(value: Any, name: str) -> int:
-    """A number of groups: a positive int, also NumPy's."""
-    try:
-        count = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        count = 0
-    if count < 1:
-        raise ValueError(f"{name}={value!r} must be a positive int.")
-    return count
 
 
 def _check_groups(x: Any, w: Any, specs: Any, groups: int, batch_groups: int, name: str) -> None:
@@ -155,7 +147,8 @@ def _preferred(dtype: Any, preferred: Any) -> str | None:
         raise TypeError(
             f"preferred_element_type={short(preferred)} is not a dtype that JAX has; give None or one such as jnp.float32."
         ) from None
-    check_width(want, "preferred_element_type")
+    if not _byte(dtype):
+        check_width(want, "preferred_element_type")
     kinds = [k for k in (jnp.integer, jnp.floating, jnp.complexfloating) if jnp.issubdtype(dtype, k)]  # none of bool
     to_float = jnp.issubdtype(dtype, jnp.integer) and jnp.issubdtype(want, jnp.floating)
     lost = jnp.issubdtype(dtype, jnp.signedinteger) and not jnp.issubdtype(want, jnp.signedinteger)
@@ -216,17 +209,36 @@ def layout_specs(layout: Any, w: Any) -> lax.ConvDimensionNumbers:
     return lax.ConvDimensionNumbers(image, (rank + 1, rank, *range(rank)), image)
 
 
+def specs_and_images(
+    x: jax.Array, w: jax.Array, dimension_numbers: Any
+) -> tuple[lax.ConvDimensionNumbers, jax.Array, tuple[Any, ...] | None]:
+    """Specs, x with one batch axis, and the batch axes that it had: any number where a layout is named, else None for one."""
+    if not isinstance(dimension_numbers, str):
+        return canonical_specs(x, w, dimension_numbers), x, None
+    specs, lead = layout_specs(dimension_numbers, w), x.ndim - w.ndim + 1
+    if lead < 0:
+        raise ValueError(
+            f"x of shape {x.shape} needs {w.ndim - 2} spatial axes and a channel axis, as w of shape {w.shape} has."
+        )
+    batch = x.shape[:lead]
+    size = 1
+    for d in batch:
+        size *= d  # may be symbolic
+    return specs, x if lead == 1 else x.reshape((size, *x.shape[lead:])), batch
+
+
 def check_bias(bias: Any, k: int, x_dtype: Any, y_dtype: Any) -> None:
     if bias.shape != (k,):
         raise ValueError(f"bias has shape {bias.shape}; it must be ({k},), one value for each output channel of w.")
-    allowed = {jnp.dtype(x_dtype), jnp.dtype(y_dtype)} | ({jnp.dtype("float32")} if _half(x_dtype) else set())
+    allowed = {jnp.dtype(x_dtype), jnp.dtype(y_dtype)} | {wide_dtype(x_dtype)}
     if jnp.dtype(bias.dtype) not in allowed:
         listed = " or ".join(sorted(d.name for d in allowed))
         raise TypeError(f"bias has dtype {bias.dtype}; it must be {listed}: cast it with bias.astype(jnp.{y_dtype}).")
 
 
-def _half(dtype: Any) -> bool:
-    return dtype in (jnp.float16, jnp.bfloat16)
+def _byte(dtype: Any) -> bool:
+    """A floating dtype of 8 bits: it has no kernel, and the reference computes it in float32."""
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits == 8
 
 
 def check_residual(residual: Any, shape: Sequence[int], dtype: Any) -> None:

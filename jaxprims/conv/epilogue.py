@@ -18,7 +18,7 @@ from jaxprims.core.checks import as_array
 def with_epilogue(
     p: ConvParams, x: jax.Array, w: jax.Array, bias: Any, residual: Any, activation: str | None, batch: Any = None
 ) -> jax.Array:
-    """act(conv(x, w) + bias + residual). ``batch``: the batch axes that the residual has in place of y's one."""
+    """act(conv(x, w) + bias + residual). ``batch``: the batch axes that residual and result have in place of x's one."""
     activation = check_activation(activation)
     dtype = p.result_dtype(x)
     if activation is not None and not jnp.issubdtype(dtype, jnp.floating):
@@ -38,6 +38,8 @@ def with_epilogue(
         check_residual(residual, shape if batch is None else (*batch, *shape[1:]), dtype)
         rest.append(residual.reshape(shape))
     if activation is None and not rest:
-        return primitive.conv(p, x, w)[0]
-    q = replace(p, activation=activation, has_bias=bias is not None, has_residual=residual is not None)
-    return primitive.conv_fused(q, x, w, *rest)[0]
+        (y,) = primitive.conv(p, x, w)
+    else:
+        q = replace(p, activation=activation, has_bias=bias is not None, has_residual=residual is not None)
+        (y,) = primitive.conv_fused(q, x, w, *rest)
+    return y if batch is None or len(batch) == 1 else y.reshape((*batch, *y.shape[1:]))

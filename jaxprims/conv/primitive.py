@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from jaxprims.conv import reference
 from jaxprims.conv.params import ConvParams, flops, leading, w_shape, x_shape, y_shape
-from jaxprims.core.activations import activation_code, activation_slope
+from jaxprims.core.activations import activation_code, activation_slope, apply_activation
 from jaxprims.core.checks import is_static, promote, wide_dtype
 from jaxprims.core.primitive import define_primitive, move_to_front
 from jaxprims.core.sharding import Rule
@@ -78,6 +78,10 @@ def _transpose(
 
     ``slots``: which of x, w, y the two operands and the result are.
     """
+    if all(wanted):
+        raise NotImplementedError(
+            "a convolution is linear in x and in w, but not in both at once: transpose it in one."
+        )
     out: list[jax.Array | None] = [None, None]
     for i, want in enumerate(wanted):
         if want:
@@ -88,14 +92,12 @@ def _transpose(
     return tuple(out)
 
 
-# Derivative of the activation written in y, for those where y alone tells it (and no pre-activation need be kept).
+# Derivative of the activation written in y, for those where the rounded y tells it to the last digits. It does not for elu,
+# sigmoid or tanh: near their asymptotes y is rounded to the asymptote itself.
 _SLOPE_FROM_Y: dict[str | None, Callable[[jax.Array], jax.Array]] = {
     "relu": lambda y: (y > 0).astype(y.dtype),
     "relu6": lambda y: ((y > 0) & (y < 6)).astype(y.dtype),
-    "leaky_relu": lambda y: jnp.where(y >= 0, 1.0, 0.01).astype(y.dtype),
-    "elu": lambda y: jnp.where(y > 0, 1.0, y + 1.0).astype(y.dtype),
-    "sigmoid": lambda y: y * (1 - y),
-    "tanh": lambda y: 1 - y * y,
+    "leaky_relu": lambda y: jnp.where(jnp.signbit(y), 0.01, 1.0).astype(y.dtype),  # y may have underflowed to -0
     "softplus": lambda y: -jnp.expm1(-y),
     "log_sigmoid": lambda y: -jnp.expm1(y),
 }
@@ -104,13 +106,14 @@ _SLOPE_FROM_Y: dict[str | None, Callable[[jax.Array], jax.Array]] = {
 def _fused_jvp(p: ConvParams, primals: Sequence[jax.Array], tangents: Sequence[Any]) -> tuple[tuple, tuple]:
     """dy = act'(z) * (conv(dx, w) + conv(x, dw) + dbias + dresidual), z = conv(x, w) + bias + residual.
 
-    The terms are added in float32 (so that the bias gradient, a sum over every position, is summed in float32).
+    The terms are added in float32 (so that the bias gradient, a sum over every position, is summed in float32). Where the
+    slope needs z, the one convolution gives z, rounded to y's dtype, and y is the activation of that: z is kept, y is not.
     """
-    (y,) = conv_fused(p, *primals)
     x, w = primals[:2]
     dx, dw, *drest = tangents
-    wide = wide_dtype(y.dtype)
-    linear = replace(p.linear(y.dtype), y_batched=p.x_batched or p.w_batched)
+    dtype = p.result_dtype(x)
+    wide = wide_dtype(dtype)
+    linear = replace(p.linear(dtype), y_batched=p.x_batched or p.w_batched)
     terms = []
     if dx is not None:
         terms.append((conv(linear, dx, w)[0], linear.y_batched))
@@ -124,16 +127,18 @@ def _fused_jvp(p: ConvParams, primals: Sequence[jax.Array], tangents: Sequence[A
     if p.has_residual and (dresidual := drest.pop(0)) is not None:
         terms.append((dresidual, p.residual_batched))
     if not terms:
-        return (y,), (None,)
-    dz = sum(t.astype(wide) if batched or not p.y_batched else t.astype(wide)[None] for t, batched in terms)
+        return conv_fused(p, *primals), (None,)
+    parts = (t.astype(wide) if batched or not p.y_batched else t.astype(wide)[None] for t, batched in terms)
+    dz = reduce(jnp.add, parts)
     if p.activation in (None, *_SLOPE_FROM_Y):
-        at = y
-    else:
-        (at,) = conv_fused(replace(p, activation=None), *primals)
-    return (y,), (_times_slope(p.activation, at, dz),)
+        (y,) = conv_fused(p, *primals)
+        return (y,), (_times_slope(p.activation, y, dz),)
+    (z,) = conv_fused(replace(p, activation=None), *primals)
+    return (_activated(p.activation, z),), (_times_slope(p.activation, z, dz),)
 
 
 @partial(jax.checkpoint, static_argnums=0, prevent_cse=False)
+@partial(jax.jit, static_argnums=0)  # also where nothing else is: constants are then no transfers
 def _times_slope(activation: str | None, at: jax.Array, dz: jax.Array) -> jax.Array:
     """act'(z) * dz at y's shape and dtype. ``at``, from which the slope is found, is all that a derivative keeps."""
     if activation is not None:
@@ -141,6 +146,30 @@ def _times_slope(activation: str | None, at: jax.Array, dz: jax.Array) -> jax.Ar
         of_y = _SLOPE_FROM_Y.get(activation)
         dz = (of_y(known) if of_y else activation_slope(activation, known)) * dz
     return jnp.broadcast_to(dz, at.shape).astype(at.dtype)
+
+
+@partial(jax.jit, static_argnums=0)
+def _activated(activation: str | None, z: jax.Array) -> jax.Array:
+    """act(z), computed in float32 at least and rounded to z's dtype."""
+    return apply_activation(activation, z.astype(wide_dtype(z.dtype))).astype(z.dtype)
+
+
+def _fused_transpose(p: ConvParams, cts: Sequence[jax.Array], operands: Sequence[Any], wanted: Sequence[bool]) -> tuple:
+    """Without an activation the op is affine in x (or w), bias and residual: what is not asked for is a constant."""
+    if p.activation is not None:
+        raise NotImplementedError(
+            f"a convolution with activation={p.activation!r} is not linear: there is no transpose (use jax.vjp or jax.linearize)."
+        )
+    (ct,) = cts
+    out = [*_transpose("xwy", p.linear(p.result_dtype(operands[0])), cts, operands[:2], wanted[:2])]
+    wide = ct.astype(wide_dtype(ct.dtype))
+    rest = [("bias", p.bias_batched)] * p.has_bias + [("residual", p.residual_batched)] * p.has_residual
+    for (name, batched), operand, want in zip(rest, operands[2:], wanted[2:], strict=True):
+        keep = {p.y_batched + p.out_spec[1]} if name == "bias" else set(range(p.y_batched, ct.ndim))
+        keep |= {0} if batched else set()
+        dims = tuple(i for i in range(ct.ndim) if i not in keep)
+        out.append((jnp.sum(wide, dims) if dims else wide).astype(operand.dtype) if want else None)
+    return tuple(out)
 
 
 # --- batching -------------------------------------------------------------------------------------------------------------
@@ -433,6 +462,7 @@ conv_fused = define_primitive(
     supports=partial(_supports, _y_result),
     config=_config,
     jvp=_fused_jvp,
+    transpose=_fused_transpose,
     batch=_fused_batch,
     sharding=partial(_sharding, ("x", "w"), "y"),
     cost=partial(_flops, "xwy", _y_result),

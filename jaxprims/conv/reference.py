@@ -128,13 +128,13 @@ def _input_gradient(p: ConvParams, dy: jax.Array, w: jax.Array) -> jax.Array:
         w = lax.rev(w, p.rhs_spec[2:])
     groups = max(p.groups, p.batch_groups)
     if groups > 1:  # the groups move from the kernel's K axis to its C axis, which is now the produced one
-        w = _merge(_split(w, p.rhs_spec[0], groups), p.rhs_spec[0], p.rhs_spec[1])
+        w = move_groups(w, p.rhs_spec[0], p.rhs_spec[1], groups)
     dx = _convolve(
         dy, w, p.lhs_dilation, pads, p.strides, p.rhs_dilation, (p.out_spec, _swap(p.rhs_spec), p.lhs_spec),
         groups, 1, p.precision,
     )  # fmt: skip
     if p.batch_groups > 1:  # a group of channels of dx belongs to a group of images
-        dx = _merge(_split(dx, p.lhs_spec[1], groups), p.lhs_spec[1], p.lhs_spec[0])
+        dx = move_groups(dx, p.lhs_spec[1], p.lhs_spec[0], groups)
     return dx
 
 
@@ -147,15 +147,11 @@ def _kernel_gradient(p: ConvParams, x: jax.Array, dy: jax.Array) -> jax.Array:
     return lax.rev(dw, p.rhs_spec[2:]) if p.flip else dw
 
 
-def _split(a: jax.Array, axis: int, groups: int) -> jax.Array:
-    """Axis of g * n elements -> two axes (g, n)."""
+def move_groups(a: jax.Array, axis: int, into: int, groups: int) -> jax.Array:
+    """Splits ``groups`` off the axis ``axis``, as its outer part, and makes them the outer part of the axis ``into``."""
     shape = a.shape
-    return a.reshape((*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]))
-
-
-def _merge(a: jax.Array, group: int, into: int) -> jax.Array:
-    """Moves the axis ``group`` before axis ``into`` (counted without it) and merges the two, group outermost."""
-    a = jnp.moveaxis(a, group, into)
+    a = a.reshape((*shape[:axis], groups, shape[axis] // groups, *shape[axis + 1 :]))
+    a = jnp.moveaxis(a, axis, into)
     shape = a.shape
     return a.reshape((*shape[:into], shape[into] * shape[into + 1], *shape[into + 2 :]))
 

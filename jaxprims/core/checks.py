@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import numbers
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -27,7 +27,9 @@ Padding = tuple[tuple[int, int], ...]
 
 
 def is_many(value: Any) -> bool:
-    """True for a sequence, False for one number, 0-d arrays among them."""
+    """True for a sequence, an array or an iterator; False for one number, 0-d arrays among them, and for what has no order."""
+    if isinstance(value, (Mapping, Set, bytes, bytearray)):
+        return False
     return isinstance(value, Sequence) or (hasattr(value, "__iter__") and getattr(value, "ndim", 1) != 0)
 
 
@@ -40,15 +42,18 @@ def refuse_traced(value: Any, name: str, kind: str) -> None:
         )
 
 
-def as_index(value: Any, name: str) -> int:
-    """``value`` (an int of Python or NumPy, or a 0-d array of one) as a Python int. A bool is none."""
+def as_index(value: Any, name: str, forms: str = "an int") -> int:
+    """``value`` (an int of Python or NumPy, or a 0-d array of one) as a Python int. A bool is none.
+
+    ``forms``: what the caller's argument may be, for the message.
+    """
     refuse_traced(value, name, "int")
     if bool not in (type(value), getattr(value, "dtype", None)):
         try:
             return operator.index(value)
         except TypeError:
             pass
-    raise TypeError(f"{name}={short(value)} must be an int, not {type(value).__name__}.")
+    raise TypeError(f"{name}={short(value)} must be {forms}, not {type(value).__name__}.")
 
 
 def short(value: Any) -> str:
@@ -57,9 +62,9 @@ def short(value: Any) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-def canonical_int(value: Any, name: str, *, low: int | None = None) -> int:
-    """``value`` as a Python int within [low, 2^31)."""
-    v = as_index(value, name)
+def canonical_int(value: Any, name: str, *, low: int | None = None, forms: str = "an int") -> int:
+    """``value`` as a Python int within [low, 2^31). ``forms``: what the caller's argument may be, for the message."""
+    v = as_index(value, name, forms)
     if low is not None and v < low:
         raise ValueError(f"{name}={v} must be at least {low}.")
     if v > INT32_MAX:
@@ -69,16 +74,14 @@ def canonical_int(value: Any, name: str, *, low: int | None = None) -> int:
 
 def canonical_tuple(value: Any, n: int, name: str, *, low: int | None = 1) -> tuple[int, ...]:
     """An int for every one of ``n`` axes, or a sequence of ``n`` ints; each in [low, 2^31)."""
-    if isinstance(value, str):
-        raise TypeError(f"{name}={value!r} must be an int or a sequence of {n} ints, not a string.")
-    if is_many(value):
+    if is_many(value) and not isinstance(value, str):
         items = tuple(value)
         if len(items) != n:
             raise ValueError(
                 f"{name}={items!r} has {len(items)} entries for {n} spatial axes; give an int or {n} ints."
             )
     else:
-        return (canonical_int(value, name, low=low),) * n
+        return (canonical_int(value, name, low=low, forms=f"an int or a sequence of {n} ints"),) * n
     return tuple(canonical_int(v, f"{name}[{i}]", low=low) for i, v in enumerate(items))
 
 
@@ -90,6 +93,11 @@ def same_padding(size: int, window: int, stride: int, dilation: int, *, lower: b
     return (total - half, half) if lower else (half, total - half)
 
 
+def padding_forms(n: int, words: Sequence[str] = PADDING_STRINGS) -> str:
+    """What a padding of ``n`` spatial axes may be, in words."""
+    return f"an int, {n} ints or (low, high) pairs, or one of {', '.join(map(repr, words))}"
+
+
 def canonical_padding(
     padding: Any,
     in_sizes: Sequence[int],
@@ -97,13 +105,15 @@ def canonical_padding(
     strides: Sequence[int],
     dilation: Sequence[int],
     name: str = "padding",
+    words: Sequence[str] = PADDING_STRINGS,
 ) -> Padding:
     """Low and high padding for each spatial axis.
 
     Accepts ``"SAME"``, ``"SAME_LOWER"``, ``"VALID"``, ``"CAUSAL"`` (one spatial axis), an int for all, or one int or one
-    (low, high) pair for each axis. Negative amounts crop.
+    (low, high) pair for each axis. Negative amounts crop. ``words``: the strings that the caller takes, for the messages.
     """
     n = len(in_sizes)
+    forms = padding_forms(n, words)
     if isinstance(padding, str):
         word = padding.upper()
         if word == "VALID":
@@ -119,11 +129,9 @@ def canonical_padding(
                 raise ValueError(f"{name}='CAUSAL' needs one spatial axis, got {n}; give (low, high) pairs instead.")
             return (((window[0] - 1) * dilation[0], 0),)
         remedy = " Pad with jnp.pad(mode='wrap') first and give 'VALID'." if word == "CIRCULAR" else ""
-        raise ValueError(
-            f"{name}={padding!r} is not known; give one of {', '.join(map(repr, PADDING_STRINGS))}, an int, or {n} (low, high) pairs.{remedy}"
-        )
+        raise ValueError(f"{name}={padding!r} is not known; give {forms}.{remedy}")
     if not is_many(padding):
-        p = canonical_int(padding, name)
+        p = canonical_int(padding, name, forms=forms)
         return ((p, p),) * n
     items = tuple(padding)
     if len(items) != n:
@@ -136,7 +144,7 @@ def canonical_padding(
                 raise ValueError(f"{name}[{i}]={short(item)} must be an int or a pair (low, high).")
             out.append((canonical_int(pair[0], f"{name}[{i}][0]"), canonical_int(pair[1], f"{name}[{i}][1]")))
         else:
-            p = canonical_int(item, f"{name}[{i}]")
+            p = canonical_int(item, f"{name}[{i}]", forms="an int or a pair (low, high)")
             out.append((p, p))
     for i, pair in enumerate(out):
         if min(pair) < -INT32_MAX:
@@ -145,7 +153,7 @@ def canonical_padding(
 
 
 def check_width(dtype: Any, name: str) -> None:
-    """TypeError for a floating dtype narrower than 16 bits: no op has arithmetic (or infinities to pad with) for those."""
+    """TypeError for a floating dtype narrower than 16 bits, for which an op has no arithmetic (or infinities to pad with)."""
     if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 16:
         raise TypeError(
             f"{name} has dtype {dtype}; floating dtypes of 16 bits and more are taken: {cast(name, jnp.bfloat16)}."
@@ -190,7 +198,8 @@ def canonical_axis(axis: Any, ndim: int, name: str = "axis", *, scalar: bool = F
 
 def canonical_axes(axes: Any, ndim: int, name: str = "axis", *, scalar: bool = False) -> tuple[int, ...]:
     """Distinct non-negative axes in ascending order, from an int or a sequence."""
-    items = tuple(axes) if is_many(axes) and not isinstance(axes, str) else (axes,)
+    many = is_many(axes) and not isinstance(axes, str)
+    items = tuple(axes) if many else (as_index(axes, name, "an int or a sequence of ints"),)
     out = [canonical_axis(a, ndim, name, scalar=scalar) for a in items]
     if len(set(out)) != len(out):
         raise ValueError(f"{name}={items!r} names an axis twice.")
@@ -252,16 +261,22 @@ def as_number(x: Any, name: str) -> float:
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """The arithmetic type of the references: float32 for half types, every other type itself."""
-    return jnp.dtype(jnp.float32) if dtype in (jnp.float16, jnp.bfloat16) else jnp.dtype(dtype)
+    """The arithmetic type of the references: float32 for floating types of fewer bits, every other type itself."""
+    narrow = jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
+    return jnp.dtype(jnp.float32) if narrow else jnp.dtype(dtype)
 
 
 def promote(*dtypes: Any) -> Any:
-    """The dtype that all go into, by JAX's standard rules whatever ``jax_numpy_dtype_promotion`` is set to."""
-    if len(set(map(jnp.dtype, dtypes))) == 1:
-        return jnp.dtype(dtypes[0])
+    """The dtype that all go into, by JAX's standard rules whatever ``jax_numpy_dtype_promotion`` is set to.
+
+    8-bit floats, which JAX promotes with nothing, go as float32 where they are not alone.
+    """
+    kinds = dict.fromkeys(map(jnp.dtype, dtypes))
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    kinds = [wide_dtype(d) if jnp.issubdtype(d, jnp.floating) and jnp.finfo(d).bits < 16 else d for d in kinds]
     with jax.numpy_dtype_promotion("standard"):
-        return functools.reduce(jnp.promote_types, dtypes)
+        return functools.reduce(jnp.promote_types, kinds)
 
 
 def as_float32(x: jax.Array) -> jax.Array:

@@ -14,6 +14,7 @@ Routes (facts measured on jax 0.10 to 0.12):
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 if TYPE_CHECKING:
     from jaxprims.core.primitive import Op
@@ -247,3 +248,47 @@ def unsplit(x: Any, axis: int) -> Any:
         return x
     entries[axis] = None
     return jax.sharding.reshard(x, NamedSharding(sharding.mesh, PartitionSpec(*entries)))
+
+
+def with_out_sharding(y: jax.Array, out_sharding: Any) -> jax.Array:
+    """``y`` with the sharding that an argument ``out_sharding`` asks for: what JAX's own functions take, and refuse, there."""
+    if out_sharding is None or (isinstance(out_sharding, NamedSharding) and out_sharding.mesh.empty):
+        return y
+    given = f"out_sharding={out_sharding!r}"
+    if not isinstance(out_sharding, (NamedSharding, PartitionSpec)):
+        raise TypeError(
+            f"{given} must be None, a jax.sharding.PartitionSpec or a jax.sharding.NamedSharding, not {type(out_sharding).__name__}."
+        )
+    current = jax.sharding.get_abstract_mesh()
+    if isinstance(out_sharding, PartitionSpec):
+        if current.empty:
+            raise ValueError(
+                f"{given}: no mesh is set; set one with jax.set_mesh, or give a jax.sharding.NamedSharding."
+            )
+        mesh, spec = current, NamedSharding(current, out_sharding).spec  # which refuses names that the mesh lacks
+    else:
+        mesh, spec = out_sharding.mesh.abstract_mesh, out_sharding.spec
+        if mesh != current and not current.empty and not (mesh.are_all_axes_auto and current.are_all_axes_auto):
+            raise ValueError(
+                f"{given} is of another mesh than the one that is set, {current}; give a sharding of that one."
+            )
+    if spec.unreduced or spec.reduced:
+        raise NotImplementedError(f"{given}: a convolution's result is neither unreduced nor reduced; leave these out.")
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    for entry in spec:
+        for name in (entry,) if entry is PartitionSpec.UNCONSTRAINED else _mesh_axes(entry):
+            if kinds.get(name) != AxisType.Explicit:
+                raise ValueError(
+                    f"{given}: {name} is no explicit axis of the mesh; under automatic axes use jax.lax.with_sharding_constraint."
+                )
+    if len(spec) > y.ndim:
+        raise ValueError(f"{given} has {len(spec)} entries for a result of shape {y.shape}; give at most {y.ndim}.")
+    for axis, entry in enumerate(spec):
+        parts = math.prod(mesh.shape[name] for name in _mesh_axes(entry))
+        if isinstance(y.shape[axis], int) and y.shape[axis] % parts:
+            raise ValueError(
+                f"{given} cuts axis {axis} of the result, of shape {y.shape}, into {parts} parts of unequal size."
+            )
+    if AxisType.Explicit not in kinds.values():
+        return y
+    return jax.sharding.reshard(y, NamedSharding(mesh, PartitionSpec(*spec, *(None,) * (y.ndim - len(spec)))))
