@@ -190,6 +190,11 @@ def in_channels_last(call: Callable[..., jax.Array], x: Any, axis: int, **arrays
 # --- convolutions ---------------------------------------------------------------------------------------------------
 
 
+def _plain(padding: Any) -> Any:
+    """A padding given as NumPy's array or int, as lists and ints."""
+    return padding.tolist() if hasattr(padding, "tolist") else padding
+
+
 def _per_axis(value: Any, rank: int) -> tuple[Any, ...]:
     return tuple(value) if isinstance(value, Sequence) else (1 if value is None else value,) * rank
 
@@ -252,6 +257,7 @@ def conv(
     x, residual, spatial = _prepare(x, rank, residual, last)
     window, kernel_dilation = kernel.shape[:rank], _per_axis(kernel_dilation, rank)
     reach = [_dilated(k, d) for k, d in zip(window, kernel_dilation, strict=True)]
+    padding = _plain(padding)
     if padding in ("CIRCULAR", "REFLECT"):
         pads = [(0, 0)] * x.ndim
         for axis, r in zip(spatial, reach, strict=True):
@@ -312,6 +318,7 @@ def conv_transpose(
         dimension_numbers=_specs(rank, last), transpose_kernel=transpose_kernel, precision=precision,
         preferred_element_type=preferred,
     )  # fmt: skip
+    padding = _plain(padding)
     if padding == "CIRCULAR":
         y = call(padding="VALID")
         for axis, stride in zip(spatial, strides, strict=True):

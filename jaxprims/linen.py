@@ -25,8 +25,10 @@ without a batch axis, and what :func:`max_pool`, :func:`avg_pool` and :func:`sof
 
 from __future__ import annotations
 
+import functools
+import inspect
 from dataclasses import field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,9 @@ import jaxprims
 from jaxprims import flax_ops as ops
 from jaxprims.flax_ops import avg_pool, log_softmax, max_pool, min_pool, softmax
 from jaxprims.flax_ops import flax_linen as _flax
+
+if TYPE_CHECKING:  # the names that __getattr__ hands on
+    from flax.linen import *  # noqa: F403  # pyright: ignore[reportAssignmentType, reportWildcardImportFromLibrary]
 
 __all__ = [
     "BatchNorm",
@@ -55,11 +60,18 @@ __all__ += [n for n in (*ops.OPS, *ops.public_names(_flax)) if n not in __all__]
 
 
 def __getattr__(name: str) -> Any:
+    if name.startswith("__"):  # __path__ above all: Flax's files must not be loaded a second time under this name
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(jaxprims if name in ops.OPS else _flax, name)
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *ops.OPS, *dir(_flax)})
+
+
+def _by_flax(cls: Any, layer: Any) -> Any:
+    """The ``__call__`` of Flax's class, for ``layer``: no second call of the module to interceptors and captures."""
+    return functools.partial(inspect.unwrap(cls.__call__), layer)
 
 
 def _usual_conv(layer: Any) -> bool:
@@ -110,7 +122,7 @@ class Conv(_flax.Conv):
         window = _window(self)
         axis = _channels(inputs, window, self.layout)
         if not _usual_conv(self) or ops.narrow(inputs.dtype, self.dtype, self.param_dtype):
-            call = super().__call__
+            call = _by_flax(_flax.Conv, self)
             return ops.finish(ops.in_channels_last(call, inputs, axis), self.activation, residual)
         channels, groups = inputs.shape[axis], self.feature_group_count
         if channels % groups:
@@ -144,7 +156,7 @@ class ConvTranspose(_flax.ConvTranspose):
         window = _window(self)
         axis = _channels(inputs, window, self.layout)
         if ops.narrow(inputs.dtype, self.dtype, self.param_dtype, self.preferred_element_type):
-            call = super().__call__
+            call = _by_flax(_flax.ConvTranspose, self)
             return ops.finish(ops.in_channels_last(call, inputs, axis), self.activation, residual)
         pair = (inputs.shape[axis], self.features)
         kernel, bias = _kernel(self, (*window, *(pair[::-1] if self.transpose_kernel else pair)))
@@ -189,7 +201,9 @@ class BatchNorm(_flax.BatchNorm):
         """Normalises x with the batch's statistics, which update the running ones, or with the running ones."""
         average = _flax.merge_param("use_running_average", self.use_running_average, use_running_average)
         if ops.no_norm(x, self.epsilon, self.dtype, self.param_dtype):
-            return ops.finish(super().__call__(x, use_running_average, mask=mask), self.activation, residual)
+            return ops.finish(
+                _by_flax(_flax.BatchNorm, self)(x, use_running_average, mask=mask), self.activation, residual
+            )
         x = jnp.asarray(x)
         features = ops.axes_of(x.ndim, self.axis)
         shape = tuple(x.shape[a] for a in features)
@@ -235,7 +249,7 @@ class LayerNorm(_flax.LayerNorm):
     @_flax.compact
     def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> jax.Array:
         if _rows_by_flax(self, x):
-            return ops.finish(super().__call__(x, mask=mask), self.activation, residual)
+            return ops.finish(_by_flax(_flax.LayerNorm, self)(x, mask=mask), self.activation, residual)
         return _rows(self, ops.layer_norm, x, mask, residual)
 
 
@@ -252,7 +266,7 @@ class RMSNorm(_flax.RMSNorm):
     @_flax.compact
     def __call__(self, x: Any, *, mask: Any = None, residual: Any = None) -> jax.Array:
         if _rows_by_flax(self, x):
-            return ops.finish(super().__call__(x, mask=mask), self.activation, residual)
+            return ops.finish(_by_flax(_flax.RMSNorm, self)(x, mask=mask), self.activation, residual)
         return _rows(self, ops.rms_norm, x, mask, residual)
 
 
@@ -301,7 +315,7 @@ class GroupNorm(_flax.GroupNorm):
         ):
             if self.layout == "NCHW" and (x.ndim < 2 or self.reduction_axes is not None):
                 raise ValueError(ops.GROUPS_FIRST.format(shape=jnp.shape(x), axes=self.reduction_axes))
-            y = ops.in_channels_last(super().__call__, x, axis, mask=mask)
+            y = ops.in_channels_last(_by_flax(_flax.GroupNorm, self), x, axis, mask=mask)
             return ops.finish(y, self.activation, residual)
         x = jnp.asarray(x)
         return ops.normalise(
@@ -336,7 +350,7 @@ class InstanceNorm(_flax.InstanceNorm):
             or len(features) >= x.ndim - 1
         ):
             turned = features == (1,) and self.feature_axes == -1
-            y = ops.in_channels_last(super().__call__, x, 1 if turned else -1, mask=mask)
+            y = ops.in_channels_last(_by_flax(_flax.InstanceNorm, self), x, 1 if turned else -1, mask=mask)
             return ops.finish(y, self.activation, residual)
         x = jnp.asarray(x)
         return ops.normalise(

@@ -17,6 +17,7 @@ so is a convolution called with ``out_sharding``.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any as _Any  # nnx.Any is a filter of Flax's
 
 import jax
@@ -26,6 +27,9 @@ import jaxprims
 from jaxprims import flax_ops as ops
 from jaxprims.flax_ops import avg_pool, log_softmax, max_pool, min_pool, softmax
 from jaxprims.flax_ops import flax_nnx as _flax
+
+if _TYPE_CHECKING:  # the names that __getattr__ hands on
+    from flax.nnx import *  # noqa: F403  # pyright: ignore[reportAssignmentType, reportWildcardImportFromLibrary]
 
 __all__ = [
     "BatchNorm",
@@ -46,6 +50,8 @@ __all__ += [n for n in (*ops.OPS, *ops.public_names(_flax)) if n not in __all__]
 
 
 def __getattr__(name: str) -> _Any:
+    if name.startswith("__"):  # __path__ above all: Flax's files must not be loaded a second time under this name
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(jaxprims if name in ops.OPS else _flax, name)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import pickle
 
@@ -129,6 +130,54 @@ def test_every_other_name_is_flax_s_own():
         ours.Convolution  # noqa: B018
     layer = ours.Conv(3, (3, 3), activation="relu", kernel_init=linen.initializers.zeros)
     assert pickle.loads(pickle.dumps(layer)).activation == "relu"
+
+
+@pytest.mark.parametrize("name", ["jaxprims.linen.linear", "jaxprims.linen.module", "jaxprims.nnx.variablelib"])
+def test_flax_files_are_not_loaded_a_second_time(name):
+    """A second Module or Param class would be another type than Flax's, silently."""
+    with pytest.raises(ModuleNotFoundError, match="is not a package"):
+        importlib.import_module(name)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        ours.Conv(4, (3, 3), conv_general_dilated=lambda *a, **k: jax.lax.conv_general_dilated(*a, **k)),
+        ours.Conv(4, (3, 3)),
+        ours.LayerNorm(reduction_axes=()),
+        ours.LayerNorm(),
+        ours.GroupNorm(num_groups=2),
+    ],
+    ids=["conv-by-flax", "conv", "layer-norm-by-flax", "layer-norm", "group-norm"],
+)
+def test_interceptors_and_captures_see_one_call(layer):
+    def twice(call, args, kwargs, context):
+        y = call(*args, **kwargs)
+        return 2 * y if context.method_name == "__call__" else y
+
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 4, 4)), jnp.float32)
+    variables = layer.init(jax.random.key(0), x)
+    y, captured = layer.apply(variables, x, capture_intermediates=True, mutable=["intermediates"])
+    assert len(captured["intermediates"]["__call__"]) == 1
+    with linen.intercept_methods(twice):
+        equal(layer.apply(variables, x), 2 * y)
+
+
+def test_a_function_as_activation_is_told_where_it_goes():
+    class Own(ours.Conv):
+        activation: object = linen.relu
+
+    with pytest.raises(TypeError, match="must be a name, as 'relu'.*on the result"):
+        Own(4, (3, 3)).init(jax.random.key(0), jnp.ones((1, 4, 4, 3)))
+
+
+@pytest.mark.parametrize("padding", [np.array([[1, 0], [2, 1]]), np.array([1, 2]), np.int32(1)], ids=str)
+def test_padding_may_be_an_array_of_numpy(padding):
+    x = jnp.ones((1, 5, 5, 2))
+    y, variables = ours.Conv(3, (3, 3), padding=padding).init_with_output(jax.random.key(0), x)
+    equal(y, ours.Conv(3, (3, 3), padding=padding.tolist()).apply(variables, x))
+    y, variables = ours.ConvTranspose(3, (3, 3), padding=padding).init_with_output(jax.random.key(0), x)
+    equal(y, ours.ConvTranspose(3, (3, 3), padding=padding.tolist()).apply(variables, x))
 
 
 def test_importing_jaxprims_does_not_import_flax():

@@ -56,7 +56,8 @@ def check_activation(name: str | None) -> str | None:
     known = ", ".join(sorted(k for k in ACTIVATIONS if k))
     if name is not None and not isinstance(name, str):
         raise TypeError(
-            f"activation={name!r} must be a name, as 'relu', not {type(name).__name__}; give None or one of: {known}."
+            f"activation={name!r} must be a name, as 'relu', not {type(name).__name__}; give None or one of: {known}, "
+            "and call a function of your own on the result."
         )
     name = ALIASES.get(name, name)
     if name not in ACTIVATIONS:
