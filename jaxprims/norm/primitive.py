@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +52,7 @@ BACK = {v: k for k, v in GRADIENTS.items()}
 JOINTLY = {v: k for k, v in COTANGENTS.items()}
 
 
-@partial(jax.checkpoint, prevent_cse=False)
+@functools.partial(jax.checkpoint, prevent_cse=False)
 def _where_positive(y: jax.Array, *parts: jax.Array) -> jax.Array:
     """ReLU's slope times the sum of ``parts``; ``y`` is all that a derivative keeps."""
     total = sum(parts[1:], parts[0])
