@@ -236,7 +236,7 @@ def _automatic_tangents(op: Op, params: Any, primals: Sequence[Any], dots: list[
     covered = {*op.linear, *(op.bilinear or ())}
     rest = [i for i, t in enumerate(dots) if t is not None and i not in covered]
     if rest:
-        parts.append(_reference_tangents(op, params, tuple(rest), tuple(primals), tuple(dots[i] for i in rest)))
+        parts.append(reference_tangents(op, params, tuple(rest), tuple(primals), tuple(dots[i] for i in rest)))
     floating = [jnp.issubdtype(y.dtype, jnp.inexact) for y in outs]
     if not parts:
         return [None] * len(outs)
@@ -247,7 +247,7 @@ def _automatic_tangents(op: Op, params: Any, primals: Sequence[Any], dots: list[
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)  # jit: eagerly, no constant moves to the device
-def _reference_tangents(
+def reference_tangents(
     op: Op, params: Any, rest: tuple[int, ...], primals: tuple[Any, ...], dots: tuple[Any, ...]
 ) -> Any:
     """The tangents of the reference's results for tangents of the operands ``rest``."""

@@ -12,19 +12,17 @@ it to 2^-48); ``xd scaled biasd residuald meand vard`` tangents; ``dy`` and ``cm
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxprims.core.activations import activation_code
 from jaxprims.core.checks import is_static
-from jaxprims.core.primitive import Op, move_to_front, zeros_like
+from jaxprims.core.primitive import Op, move_to_front, reference_tangents, zeros_like
 from jaxprims.core.sharding import Rule
 
 Axes = tuple[int, ...]
@@ -220,21 +218,6 @@ def sharding(params: NormParams, *_avals: Any) -> Rule:
     return Rule(f"{left} -> {right}", tuple(f"a{a}" for a in sorted(whole)))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), inline=True)  # an eager call moves no constant to the device
-def _rest_jvp(
-    op: Op, params: NormParams, rest: tuple[int, ...], primals: tuple[Any, ...], dots: tuple[Any, ...]
-) -> tuple[jax.Array, ...]:
-    """JVP of the reference in the operands ``rest``, whose tangents are ``dots``."""
-
-    def of_rest(*some: Any) -> Any:
-        args = list(primals)
-        for i, v in zip(rest, some, strict=True):
-            args[i] = v
-        return tuple(op.reference(params, *args))
-
-    return jax.jvp(of_rest, tuple(primals[i] for i in rest), dots)[1]
-
-
 def linear_jvp(op: Callable[[], Op], linear: tuple[str, ...]) -> Callable[..., Any]:
     """JVP of an op that is jointly linear in the operands named: itself on their tangents, plus the reference's JVP in the rest."""
 
@@ -250,7 +233,9 @@ def linear_jvp(op: Callable[[], Op], linear: tuple[str, ...]) -> Callable[..., A
             parts.append(op()(params, *args))
         rest = [i for i, (n, t) in enumerate(zip(names, tangents, strict=True)) if n not in linear and t is not None]
         if rest:
-            parts.append(_rest_jvp(op(), params, tuple(rest), tuple(primals), tuple(tangents[i] for i in rest)))
+            parts.append(
+                reference_tangents(op(), params, tuple(rest), tuple(primals), tuple(tangents[i] for i in rest))
+            )
         if not parts:
             return outs, (None,) * len(outs)
         return outs, tuple(sum(c[1:], c[0]) for c in zip(*parts, strict=True))
