@@ -7,6 +7,7 @@ skipped, with JAXPRIMS_REQUIRE_CUDA=1 they fail instead.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -29,6 +30,18 @@ def _gpu_missing() -> str | None:
         return "no NVIDIA GPU that JAX computes on"
     reason = ffi.why_not()
     return f"{reason[0]}; {reason[1]}" if reason else None
+
+
+@pytest.fixture(autouse=True)
+def _float32_throughout(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests on a GPU compare float32 results to the last digits, unless they ask for TF32 by name."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
+    else:
+        import jax
+
+        with jax.default_matmul_precision("highest"):
+            yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

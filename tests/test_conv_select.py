@@ -11,7 +11,7 @@ import jax
 import jax.export
 import pytest
 
-from jaxprims.conv import primitive
+from jaxprims.conv import workspace as workspace_module
 from jaxprims.conv.params import ConvParams
 
 ROOT = Path(__file__).parent.parent
@@ -78,7 +78,7 @@ def workspace(n, c, h, k, r, u, pad, groups=1, dtype="float32", batched=()):
     )
     x = jax.core.ShapedArray((*batched, n, h, h, c), dtype)
     dy = jax.core.ShapedArray((*batched, n, *params.y_spatial, k), dtype)
-    return primitive._dw_workspace(params, x, dy)
+    return workspace_module.conv_dw(params, x, dy)
 
 
 @pytest.mark.parametrize(
@@ -135,11 +135,11 @@ def test_workspace_is_bounded():
     assert workspace(1, 8, 8, 8, 3, 1, 1) == 0
     assert workspace(0, 8, 64, 8, 3, 1, 1) == 0
     assert workspace(256, 4096, 7, 4096, 1, 1, 0) == 0  # the result alone is 64 MiB
-    assert workspace(1, 8, 8, 8, 3, 1, 1, dtype="bfloat16") == primitive._SM90_WORKSPACE
+    assert workspace(1, 8, 8, 8, 3, 1, 1, dtype="bfloat16") == workspace_module._SM90_WORKSPACE
 
 
 def test_workspace_agrees(program):
-    """cuda/conv/sm90.h and jaxprims/conv/primitive.py declare the same number of bytes."""
+    """cuda/conv/sm90.h and jaxprims/conv/workspace.py declare the same number of bytes."""
     text = (ROOT / "cuda" / "conv" / "sm90.h").read_text()
     value = {
         name: int(line.split("=")[1].split(";")[0])
@@ -149,6 +149,6 @@ def test_workspace_agrees(program):
     }
     assert "2} * kSm90Workers * kSm90Chunks * 64 * 64 * 4;" in text
     select = (ROOT / "cuda" / "conv" / "select.h").read_text()
-    assert f"constexpr int64_t kSplitTerms = {primitive._SPLIT_TERMS};" in select
-    assert f"constexpr int64_t kSerial = {primitive._SPLIT_SERIAL};" in select
-    assert primitive._SM90_WORKSPACE == 2 * value["kSm90Workers"] * value["kSm90Chunks"] * 64 * 64 * 4
+    assert f"constexpr int64_t kSplitTerms = {workspace_module._SPLIT_TERMS};" in select
+    assert f"constexpr int64_t kSerial = {workspace_module._SPLIT_SERIAL};" in select
+    assert workspace_module._SM90_WORKSPACE == 2 * value["kSm90Workers"] * value["kSm90Chunks"] * 64 * 64 * 4

@@ -19,7 +19,7 @@ constexpr int kDwVector = 4;            // channels per thread: 8 or 16 bytes
 constexpr int kDwFilter = 32 * 1024;    // bytes of shared memory for the filter
 
 // Partial sums of the weight gradient: this many bytes hold as many filters as blocks share a channel when the GPU is full
-// (four blocks of 128 threads and 64 channels on each of 132 multiprocessors). jaxprims/conv/primitive.py has the same formula.
+// (four blocks of 128 threads and 64 channels on each of 132 multiprocessors). jaxprims/conv/workspace.py has the same formula.
 inline int64_t dw_workspace(int64_t channels, int64_t taps) {
   return channels < 1 ? 0 : 4 * taps * channels * ((528 * 64 + channels - 1) / channels);
 }

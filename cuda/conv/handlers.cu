@@ -1,5 +1,5 @@
 // Convolution's four custom calls: buffers and options become a Problem, a Problem a Config, and the kernel runs.
-//   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw[, workspace]
+//   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw; a workspace may follow
 #include "common/act.cuh"
 #include "conv/depthwise_launch.h"
 #include "conv/implicit_gemm.h"
@@ -51,7 +51,7 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
                const ConvConfig& c) {
   const std::string name(op);
   const size_t operands = 2 + (fused && c.has_bias ? 1 : 0) + (fused && c.has_residual ? 1 : 0);
-  const bool has_workspace = kind == conv::Op::kWeightGrad && out.size() == 2;
+  const bool has_workspace = out.size() == 2;
   if (in.size() != operands || (out.size() != 1 && !has_workspace))
     return bad(name + ": expected " + std::to_string(operands) + " operands and 1 result, got " + std::to_string(in.size()) + " and " +
                std::to_string(out.size()));
@@ -73,6 +73,7 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
     return unsupported(name + ": the kernels take float32, float16 and bfloat16");
   const std::string reason = conv::make_problem(kind, geo, x.dims, w.dims, y.dims, &p);
   if (!reason.empty()) return bad(name + ": " + reason);
+  p.tf32 = c.tf32 != 0 && p.in_type == conv::Type::kF32;
   p.in_data = in[0].data, p.w_data = in[1].data, p.out_data = out[0].data;
   if (fused) {
     ffi::Error e = add_epilogue(op, in, y, c, &p);

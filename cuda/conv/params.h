@@ -20,6 +20,7 @@ struct ConvConfig {
   int64_t x_batched, w_batched, y_batched;
   int64_t activation, has_bias, has_residual;  // conv_fused; bias (K,) or (B, K), residual as y
   int64_t bias_batched, residual_batched;
+  int64_t tf32;  // float32 operands may be rounded to TF32; 0: float32 throughout
 };
 
 }  // namespace jaxprims
@@ -29,4 +30,5 @@ JAXPRIMS_CONFIG(::jaxprims::ConvConfig, FIELD(::jaxprims::Ints, lhs_spec), FIELD
                 FIELD(::jaxprims::Ints, lhs_dilation), FIELD(::jaxprims::Ints, rhs_dilation), FIELD(int64_t, flip),
                 FIELD(int64_t, groups), FIELD(int64_t, batch_groups), FIELD(int64_t, x_batched), FIELD(int64_t, w_batched),
                 FIELD(int64_t, y_batched), FIELD(int64_t, activation), FIELD(int64_t, has_bias), FIELD(int64_t, has_residual),
-                FIELD(int64_t, bias_batched), FIELD(int64_t, residual_batched));
+                FIELD(int64_t, bias_batched), FIELD(int64_t, residual_batched),
+                FIELD(int64_t, tf32));

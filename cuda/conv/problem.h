@@ -43,6 +43,7 @@ struct Problem {
   void* out_data = nullptr;
   int64_t bias_b = 0, residual_b = 0;  // true-batch strides of bias and residual
   int activation = 0;
+  bool tf32 = false;  // float32 operands may be rounded to TF32's 11 bits
 
   int64_t pixels() const { return int64_t{axis[0].O} * axis[1].O * axis[2].O; }
   int64_t taps() const { return int64_t{axis[0].R} * axis[1].R * axis[2].R; }

@@ -14,7 +14,7 @@ namespace conv {
 constexpr int kSm90Phases = 9;      // phases of a strided input gradient in one launch: two tensor maps each, in 4 KiB of arguments
 constexpr int kSm90Workers = 132;   // shares of a weight gradient's reduction: fixed, so that the bits are the same on every GPU
 constexpr int kSm90Chunks = 8;      // a tile has at most 8 chunks of 64 x 64 sums
-// Two unfinished tiles for each worker, in float32. jaxprims/conv/primitive.py declares the same number of bytes.
+// Two unfinished tiles for each worker, in float32. jaxprims/conv/workspace.py declares the same number of bytes.
 constexpr int64_t kSm90Workspace = int64_t{2} * kSm90Workers * kSm90Chunks * 64 * 64 * 4;
 
 struct Sm90Plan {

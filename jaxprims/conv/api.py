@@ -55,9 +55,10 @@ def conv_general_dilated(
       preferred_element_type: dtype of the result (int8 with int32, bfloat16 with float32, ...).
       out_sharding: on a mesh with explicit axes, a PartitionSpec or NamedSharding that the result shall have, as in jax.lax.
 
-    Numerics: the CUDA kernels compute float32 in exact float32 multiply-adds whatever the precision (no TF32), and float16
-    and bfloat16 with float32 accumulators, rounded once. The reference, which runs elsewhere and for other dtypes, hands
-    ``precision`` to XLA; HIGHEST is exact float32. It computes floats of 8 bits in float32, too, and rounds once.
+    Numerics: the CUDA kernels add in float32 and round once. Operands of float32 may be rounded to TF32 (11 significant bits)
+    at the default precision, as XLA does on a GPU; at HIGH and HIGHEST they are not. The reference,
+    which runs elsewhere and for other dtypes, hands ``precision`` to XLA; HIGHEST is exact float32. It computes floats of 8 bits
+    in float32, too, and rounds once.
 
     A window larger than the padded input gives an empty result. Raises ValueError or TypeError, while tracing, for sizes,
     groups, strides, dilations, padding or dtypes that do not fit.

@@ -178,3 +178,12 @@ def canonical_precision(precision: Any) -> Any:
             "of these (for x and for w)."
         ) from None
     return pair[0] if pair[0] == pair[1] else pair
+
+
+def allows_tf32(precision: Any) -> bool:
+    """Whether float32 operands may be rounded to TF32: where neither of them asks for more than the default, as in XLA on a GPU.
+
+    HIGH and HIGHEST are float32 throughout.
+    """
+    pair = precision if isinstance(precision, tuple) else (precision, precision)
+    return all(v in (None, lax.Precision.DEFAULT) for v in pair)
