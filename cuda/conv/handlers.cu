@@ -1,10 +1,8 @@
-// Convolution's four custom calls: buffers and options become a Problem, a Problem a Config, and the kernel runs.
+// Convolution's four custom calls: buffers and options become a Problem, which convolve.h takes.
 //   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw; a workspace may follow
 #include "common/act.cuh"
-#include "conv/depthwise_launch.h"
-#include "conv/implicit_gemm.h"
+#include "conv/convolve.h"
 #include "conv/params.h"
-#include "conv/sm90_launch.h"
 
 namespace jaxprims {
 namespace {
@@ -73,6 +71,8 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
     return unsupported(name + ": the kernels take float32, float16 and bfloat16");
   const std::string reason = conv::make_problem(kind, geo, x.dims, w.dims, y.dims, &p);
   if (!reason.empty()) return bad(name + ": " + reason);
+  if (c.algorithm < 0 || c.algorithm > 3) return bad(name + ": unknown algorithm " + std::to_string(c.algorithm));
+  p.algorithm = static_cast<conv::Algorithm>(c.algorithm);
   p.tf32 = c.tf32 != 0 && p.in_type == conv::Type::kF32;
   p.in_data = in[0].data, p.w_data = in[1].data, p.out_data = out[0].data;
   if (fused) {
@@ -82,19 +82,7 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
   if (p.empty()) return ok();  // no output; an empty sum still runs and writes zeros
   const int64_t workspace = has_workspace ? out[1].size() : 0;
   void* workspace_data = has_workspace ? out[1].data : nullptr;
-  if (p.groups > 1) {
-    const conv::DwPlan depthwise = conv::depthwise_plan(p, workspace);
-    if (depthwise.reason == nullptr)
-      return status(op, conv::depthwise_launch(p, depthwise, workspace_data, stream));
-  }
-  conv::Config config = conv::select(p, p.in_type != conv::Type::kF32 && conv::sm90_usable(), workspace);
-  if (config.kernel == conv::Kernel::kSm90) {
-    const cudaError_t e = conv::sm90_launch(p, config.sm90, workspace_data, stream);
-    if (e != cudaErrorInvalidValue) return status(op, e);
-    (void)cudaGetLastError();  // the driver takes no tensor map of these arrays: the kernels without one do
-    config = conv::select(p, false, workspace);
-  }
-  return status(op, conv::launch(p, config, workspace_data, stream));
+  return status(op, conv::convolve(p, workspace_data, workspace, stream));
 }
 
 ffi::Error run_conv(cudaStream_t s, Buffers in, Buffers out, ConvConfig c) {

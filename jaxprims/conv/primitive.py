@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprims.conv import reference, workspace
-from jaxprims.conv.params import ConvParams, allows_tf32, flops, leading, w_shape, x_shape, y_shape
+from jaxprims.conv.params import ALGORITHMS, ConvParams, allows_tf32, flops, leading, w_shape, x_shape, y_shape
 from jaxprims.core.activations import activation_code, activation_slope, apply_activation
 from jaxprims.core.checks import is_static, promote, wide_dtype
 from jaxprims.core.primitive import define_primitive, move_to_front
@@ -339,6 +339,7 @@ def _config(p: ConvParams, *_avals: Any) -> dict[str, Any]:
         "has_residual": p.has_residual,
         "bias_batched": p.bias_batched,
         "residual_batched": p.residual_batched,
+        "algorithm": ALGORITHMS[p.algorithm],
         "tf32": allows_tf32(p.precision),
     }
 
@@ -360,6 +361,7 @@ conv = define_primitive(
     reference=reference.conv,
     supports=partial(_supports, _y_result),
     config=_config,
+    workspace=workspace.conv,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xwy"),
     batch=partial(_image_batch, "conv", "x", "y"),
@@ -400,6 +402,7 @@ conv_fused = define_primitive(
     reference=reference.conv_fused,
     supports=partial(_supports, _y_result),
     config=_config,
+    workspace=workspace.conv,
     jvp=_fused_jvp,
     transpose=_fused_transpose,
     batch=_fused_batch,
