@@ -249,3 +249,21 @@ def test_explaining_does_not_change_the_numbers():
     before = conv(x, w)
     jaxprims.explain(conv, x, w)
     np.testing.assert_array_equal(conv(x, w), before)
+
+
+def test_the_choice_of_a_convolution_comes_from_the_library():
+    x, w = jax.ShapeDtypeStruct((8, 14, 14, 64), jnp.bfloat16), jax.ShapeDtypeStruct((3, 3, 64, 64), jnp.bfloat16)
+    choices = {}
+    for algorithm in ("auto", "direct", "gemm"):
+        (row,) = jaxprims.explain(lambda x, w, a=algorithm: jaxprims.conv(x, w, algorithm=a), x, w).rows
+        choices[algorithm] = row.choice
+    if not jaxprims.core.ffi.status().loaded:
+        assert set(choices.values()) == {None}
+    else:
+        assert (
+            choices["direct"] == "direct"
+            and choices["gemm"].startswith("im2col")
+            and choices["auto"] not in (None, "direct")
+        )
+    (row,) = jaxprims.explain(jaxprims.relu, x).rows
+    assert row.choice is None

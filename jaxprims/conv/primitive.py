@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxprims.conv import reference, workspace
+from jaxprims.conv.choice import conv_choice
 from jaxprims.conv.params import ALGORITHMS, ConvParams, allows_tf32, flops, leading, w_shape, x_shape, y_shape
 from jaxprims.core.activations import activation_code, activation_slope, apply_activation
 from jaxprims.core.checks import is_static, promote, wide_dtype
@@ -361,6 +362,7 @@ conv = define_primitive(
     reference=reference.conv,
     supports=partial(_supports, _y_result),
     config=_config,
+    choice=partial(conv_choice, "conv", _y_result, _config),
     workspace=workspace.conv,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xwy"),
@@ -375,6 +377,7 @@ conv_dx = define_primitive(
     reference=reference.conv_dx,
     supports=partial(_supports, _x_result),
     config=_config,
+    choice=partial(conv_choice, "conv_dx", _x_result, _config),
     bilinear=(0, 1),
     transpose=partial(_transpose, "ywx"),
     batch=partial(_image_batch, "conv_dx", "y", "x"),
@@ -388,6 +391,7 @@ conv_dw = define_primitive(
     reference=reference.conv_dw,
     supports=partial(_supports, _w_result),
     config=_config,
+    choice=partial(conv_choice, "conv_dw", _w_result, _config),
     workspace=workspace.conv_dw,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xyw"),
@@ -402,6 +406,7 @@ conv_fused = define_primitive(
     reference=reference.conv_fused,
     supports=partial(_supports, _y_result),
     config=_config,
+    choice=partial(conv_choice, "conv_fused", _y_result, _config),
     workspace=workspace.conv,
     jvp=_fused_jvp,
     transpose=_fused_transpose,
