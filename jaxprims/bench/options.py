@@ -1,4 +1,4 @@
-"""The benchmark's command line: `python -m jaxprims bench conv|membound`."""
+"""The benchmark's command line: `python -m jaxprims bench conv` or `membound`."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument(
         "suite",
-        choices=[*sorted(rows.SUITES), "models"],
-        help="convolutions, the ops that are bound by memory, or training steps (models --help has their options)",
+        choices=[*sorted(rows.SUITES), "models", "compile"],
+        help="convolutions, the ops that are bound by memory, training steps, or the compile time of ResNet-50's convolutions (the "
+        "last two have options of their own: models --help)",
     )
     p.add_argument(
         "--rows", default="", metavar="SUBSTR", help="rows whose name holds this, or of this group; several: a,b"

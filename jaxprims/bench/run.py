@@ -306,10 +306,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxprims.bench import models
 
         return models.main(words[1:])
+    if words[:1] == ["compile"]:
+        from jaxprims.bench import compile_time
+
+        return compile_time.main(words[1:])
     p = parser()
     options = p.parse_args(words)
-    if options.suite == "models":
-        p.error("models comes first, its own options behind it")
+    if options.suite in ("models", "compile"):
+        p.error(f"{options.suite} comes first, its own options behind it")
     items = rows.select(
         options.suite, rows=options.rows, dtypes=options.dtype, directions=options.directions, quick=options.quick
     )
