@@ -4,6 +4,7 @@
 #include "conv/depthwise_launch.h"
 #include "conv/implicit_gemm.h"
 #include "conv/params.h"
+#include "conv/sm90_f32_launch.h"
 #include "conv/sm90_launch.h"
 
 namespace jaxprims {
@@ -93,6 +94,14 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
     if (e != cudaErrorInvalidValue) return status(op, e);
     (void)cudaGetLastError();  // the driver takes no tensor map of these arrays: the kernels without one do
     config = conv::select(p, false, workspace);
+  }
+  if (p.in_type == conv::Type::kF32 && conv::sm90_f32_usable()) {
+    const conv::Sm90F32Plan plan = conv::sm90_f32_plan(p);
+    if (plan.reason == nullptr) {
+      const cudaError_t e = conv::sm90_f32_launch(p, plan, stream);
+      if (e != cudaErrorInvalidValue) return status(op, e);
+      (void)cudaGetLastError();
+    }
   }
   return status(op, conv::launch(p, config, workspace_data, stream));
 }
