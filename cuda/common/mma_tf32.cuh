@@ -10,18 +10,6 @@
 
 namespace jaxprims {
 
-#define JAXPRIMS_WGMMA_TF32_64                                                                               \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"                                                  \
-  "wgmma.mma_async.sync.aligned.m64n64k8.f32.tf32.tf32 {"                                                    \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                   \
-  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "                        \
-  "{%32, %33, %34, %35}, %36, p, 1, 1;\n}\n"                                                                 \
-  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),          \
-    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),    \
-    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),  \
-    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])   \
-  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep))
-
 #define JAXPRIMS_WGMMA_TF32_128                                                                              \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"                                                  \
   "wgmma.mma_async.sync.aligned.m64n128k8.f32.tf32.tf32 {"                                                   \
@@ -38,6 +26,30 @@ namespace jaxprims {
     "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),  \
     "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),  \
     "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])   \
+  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep))
+
+#define JAXPRIMS_WGMMA_TF32_192                                                                              \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %101, 0;\n"                                                 \
+  "wgmma.mma_async.sync.aligned.m64n192k8.f32.tf32.tf32 {"                                                   \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                   \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                         \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                         \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                         \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                         \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95}, "                        \
+  "{%96, %97, %98, %99}, %100, p, 1, 1;\n}\n"                                                                \
+  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),          \
+    "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]),    \
+    "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]),  \
+    "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]),  \
+    "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]),  \
+    "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]),  \
+    "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),  \
+    "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63]),  \
+    "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67]), "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71]),  \
+    "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75]), "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79]),  \
+    "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83]), "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87]),  \
+    "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91]), "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])   \
   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(keep))
 
 #define JAXPRIMS_WGMMA_TF32_256                                                                                      \
@@ -73,11 +85,11 @@ namespace jaxprims {
 // d = a * b + (keep ? d : 0): one instruction, asynchronous until mma_commit and mma_wait; until then a must stay as it is.
 template <int N>
 __device__ __forceinline__ void mma_tf32(float (&d)[N / 2], const uint32_t* a, uint64_t b, int keep) {
-  static_assert(N == 64 || N == 128 || N == 256, "instances exist for these widths");
-  if constexpr (N == 64) {
-    JAXPRIMS_WGMMA_TF32_64;
-  } else if constexpr (N == 128) {
+  static_assert(N == 128 || N == 192 || N == 256, "instances exist for these widths");
+  if constexpr (N == 128) {
     JAXPRIMS_WGMMA_TF32_128;
+  } else if constexpr (N == 192) {
+    JAXPRIMS_WGMMA_TF32_192;
   } else {
     JAXPRIMS_WGMMA_TF32_256;
   }
@@ -89,9 +101,13 @@ __device__ __forceinline__ uint32_t round_tf32(uint32_t v) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(v)));
   return r;
 }
+// To TF32's 11 bits, away from zero; the largest numbers, infinity and NaN as they are.
+__device__ __forceinline__ uint32_t round_tf32_away(uint32_t v) {
+  return (v & 0x7FFFFFFF) < 0x7F7FE000 ? (v + 0x1FFF) & 0xFFFFE000 : v;
+}
 
-#undef JAXPRIMS_WGMMA_TF32_64
 #undef JAXPRIMS_WGMMA_TF32_128
+#undef JAXPRIMS_WGMMA_TF32_192
 #undef JAXPRIMS_WGMMA_TF32_256
 
 }  // namespace jaxprims

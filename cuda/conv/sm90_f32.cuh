@@ -21,6 +21,9 @@
 // Order    every output is summed by one warpgroup in one order: the same bits in every run.
 // Cost     2 * outputs * taps * C flops, times three where exact.
 #pragma once
+#ifndef F32_ORDER
+#define F32_ORDER 0
+#endif
 #include "common/mma_tf32.cuh"
 #include "conv/sm90.cuh"
 #include "conv/sm90_f32.h"
@@ -70,11 +73,11 @@ struct Sm90F32Tile {
 
 template <class Tile>
 struct Sm90F32Memory {
-  uint32_t ring, full, ready, empty, places;
+  uint32_t ring, full, ready, empty, turns, places;
   __device__ explicit Sm90F32Memory(const void* shared) {
     ring = (shared_address(shared) + 1023) & ~1023u;
     full = ring + Tile::kStages * Tile::kStageBytes;
-    ready = full + 64, empty = full + 128, places = full + 256;
+    ready = full + 64, empty = full + 128, turns = full + 192, places = full + 256;
   }
   __device__ void init() const {
     for (int i = 0; i < Tile::kStages; ++i) {
@@ -82,6 +85,7 @@ struct Sm90F32Memory {
       barrier_init(ready + 8 * i, 3);  // the splitting warps
       barrier_init(empty + 8 * i, 8);  // the multiplying warps
     }
+    for (int i = 0; i < 2; ++i) barrier_init(turns + 8 * i, 128);
     barrier_init_fence();
   }
 };
@@ -167,39 +171,60 @@ __device__ __forceinline__ void sm90_f32_load(const Sm90F32Args<Phases>& a, cons
   }
 }
 
+// Exact: lo of Batch groups of four pixels' elements, the first `live` of them.
+constexpr uint32_t kSm90F32Splitters = 96;
+template <class Tile, int Batch>
+__device__ __forceinline__ void sm90_f32_lows(uint32_t at, uint32_t live, float& odd) {
+  float4 v[Batch];
+#pragma unroll
+  for (int b = 0; b < Batch; ++b)
+    if (b + 1 < Batch || b < live) v[b] = load_shared_quad(at + b * (kSm90F32Splitters * 16));
+#pragma unroll
+  for (int b = 0; b < Batch; ++b)
+    if (b + 1 < Batch || b < live) {
+      float* x = reinterpret_cast<float*>(&v[b]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float low = x[e] - __uint_as_float(__float_as_uint(x[e]) & 0xFFFFE000);
+        odd = fmaf(low, 0.f, odd);
+        x[e] = __uint_as_float(__float_as_uint(low) + 0x1000);  // rounded once truncated
+      }
+      store_shared(at + Tile::kPixels * 128 + b * (kSm90F32Splitters * 16), v[b]);
+    }
+}
+// Four elements of which one may be infinite or NaN.
+template <class Tile>
+__device__ __forceinline__ void sm90_f32_odd(uint32_t at) {
+  const float4 v = load_shared_quad(at), l = load_shared_quad(at + Tile::kPixels * 128);
+  float x[4] = {v.x, v.y, v.z, v.w}, y[4] = {l.x, l.y, l.z, l.w};
+#pragma unroll
+  for (int e = 0; e < 4; ++e) {
+    if ((__float_as_uint(x[e]) & 0x7F800000) != 0x7F800000) continue;
+    y[e] = x[e] != x[e] ? __uint_as_float(0x7FFFFFFF) : x[e];
+    x[e] = copysignf(1.f, x[e]);
+  }
+  store_shared(at, make_float4(x[0], x[1], x[2], x[3]));
+  store_shared(at + Tile::kPixels * 128, make_float4(y[0], y[1], y[2], y[3]));
+}
+
 // Exact: three warps write lo of every chunk of pixels, places for places as the pixels lie.
 template <class Tile, int Phases>
 __device__ __forceinline__ void sm90_f32_split(const Sm90F32Args<Phases>& a, const Sm90F32Memory<Tile>& memory, uint32_t thread) {
-  constexpr uint32_t kQuads = Tile::kPixels * 8, kInfinity = 0x7F800000, kThreads = 96;
+  constexpr uint32_t kQuads = Tile::kPixels * 8, kThreads = kSm90F32Splitters;
   Ring<Tile::kStages> ring;
   for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
     const uint32_t steps = sm90_f32_place<Tile, Phases>(a, tile).steps;
     for (uint32_t i = 0; i < steps; ++i) {
-      const uint32_t pixels = memory.ring + ring.stage * Tile::kStageBytes + Tile::kPixelsAt, low = pixels + Tile::kPixels * 128;
+      const uint32_t pixels = memory.ring + ring.stage * Tile::kStageBytes + Tile::kPixelsAt;
       barrier_wait(memory.full + 8 * ring.stage, ring.lap);
-#pragma unroll 4
-      for (uint32_t q = thread; q < kQuads; q += kThreads) {
-        const float4 v = load_shared_quad(pixels + q * 16);
-        const float x[4] = {v.x, v.y, v.z, v.w};
-        float y[4];
-        bool finite = true;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const uint32_t bits = __float_as_uint(x[e]);
-          y[e] = __uint_as_float(__float_as_uint(x[e] - __uint_as_float(bits & 0xFFFFE000)) + 0x1000);  // rounded once truncated
-          finite = finite && (bits & kInfinity) != kInfinity;
-        }
-        if (!finite) {
-          float z[4];
-#pragma unroll
-          for (int e = 0; e < 4; ++e) {
-            const bool odd = (__float_as_uint(x[e]) & kInfinity) == kInfinity;
-            z[e] = odd ? copysignf(1.f, x[e]) : x[e];
-            if (odd) y[e] = x[e] != x[e] ? __uint_as_float(0x7FFFFFFF) : x[e];
-          }
-          store_shared(pixels + q * 16, make_float4(z[0], z[1], z[2], z[3]));
-        }
-        store_shared(low + q * 16, make_float4(y[0], y[1], y[2], y[3]));
+      float odd = 0.f;  // NaN once something was not finite
+      uint32_t q = thread;
+#pragma unroll 1
+      for (uint32_t n = 0; n < kQuads / (4 * kThreads); ++n, q += 4 * kThreads) sm90_f32_lows<Tile, 4>(pixels + q * 16, 4, odd);
+      constexpr uint32_t kRest = kQuads % (4 * kThreads), kBatch = (kRest + kThreads - 1) / kThreads;
+      if (kRest > 0) sm90_f32_lows<Tile, kBatch>(pixels + q * 16, (kQuads - q + kThreads - 1) / kThreads, odd);
+      if (odd != odd) {
+        for (q = thread; q < kQuads; q += kThreads) sm90_f32_odd<Tile>(pixels + q * 16);
       }
       proxy_fence();
       __syncwarp();
@@ -225,9 +250,10 @@ struct Sm90F32Multiplier {
   Ring<Tile::kStages>& ring;
   uint32_t lane_at, pixels_at;  // in a stage: what this thread reads of the filter, this warpgroup's pixels
   uint32_t last;
+  uint32_t g, &turn;
 
-  __device__ __forceinline__ Sm90F32Multiplier(const Sm90F32Memory<Tile>& memory, Ring<Tile::kStages>& ring, uint32_t g)
-      : memory(memory), ring(ring), last(0) {
+  __device__ __forceinline__ Sm90F32Multiplier(const Sm90F32Memory<Tile>& memory, Ring<Tile::kStages>& ring, uint32_t g, uint32_t& turn)
+      : memory(memory), ring(ring), last(0), g(g), turn(turn) {
     const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = lane / 4, t = lane % 4;
     const uint32_t row = sm90_f32_row<Tile::kForward>(warp, group, 0), part = Tile::kCB == 2 ? g * 8192 : 0;
     if (Tile::kForward) lane_at = part + row / 32 * 4096 + t * 128 + ((row % 32 / 4 ^ t) * 16) + row % 4 * 4;
@@ -267,7 +293,7 @@ struct Sm90F32Multiplier {
     barrier_wait(memory.full + 8 * ring.stage, ring.lap);
     filter(a);
 #pragma unroll
-    for (int i = 0; i < 16; ++i) a[i] = round_tf32(a[i]);
+    for (int i = 0; i < 16; ++i) a[i] = round_tf32_away(a[i]);
     const uint64_t b = pixels();
     mma_fence();
 #pragma unroll
@@ -315,20 +341,35 @@ struct Sm90F32Multiplier {
       barrier_wait(memory.ready + 8 * ring.stage, ring.lap);
       const uint64_t b = pixels(), b_low = pixels(Tile::kPixels * 128);
       float part[Tile::kN / 2];
+#if F32_ORDER
+      wait_turn(memory.turns, g, turn);
+#endif
       mma_fence();
 #pragma unroll
       for (int s = 0; s < 4; ++s) mma_tf32<Tile::kN>(part, low + 4 * s, b + 2 * s, s > 0);
 #pragma unroll
       for (int s = 0; s < 4; ++s) mma_tf32<Tile::kN>(part, other + 4 * s, b_low + 2 * s, 1);
+#if F32_ORDER == 2
+      mma_commit();
+#endif
 #pragma unroll
       for (int s = 0; s < 4; ++s) mma_tf32<Tile::kN>(part, high + 4 * s, b + 2 * s, 1);
       mma_commit();
+#if F32_ORDER == 1
+      pass_turn(memory.turns, g);
+      ++turn;
+#endif
       last = ring.stage;
       ring.advance();
       if (i + 1 < steps) {
         barrier_wait(memory.full + 8 * ring.stage, ring.lap);
         filter(x);
       }
+#if F32_ORDER == 2
+      mma_wait<1>();
+      pass_turn(memory.turns, g);
+      ++turn;
+#endif
       mma_wait<0>();
       pin(high);
       pin(low);
@@ -411,19 +452,22 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_f32(const __grid_constan
   __syncthreads();
   const uint32_t group = threadIdx.x / 128;
   if (group == 0) {
-    registers_down<40>();
+    registers_down<Tile::kExact ? 72 : 40>();
     if (threadIdx.x == 0) sm90_f32_load<Tile, Phases>(a, memory);
-    else if (Tile::kExact && threadIdx.x >= 32) sm90_f32_split<Tile, Phases>(a, memory, threadIdx.x - 32);
+    if constexpr (Tile::kExact) {
+      if (threadIdx.x >= 32) sm90_f32_split<Tile, Phases>(a, memory, threadIdx.x - 32);
+    }
   } else {
-    registers_up<232>();
+    registers_up<Tile::kExact ? 216 : 232>();
     const uint32_t g = group - 1, thread = threadIdx.x % 128;
     const uint32_t places = memory.places + g * (Tile::kN * 8), first = Tile::kCB == 2 ? 0 : g * Tile::kN;
     Ring<Tile::kStages> ring;
+    uint32_t turn = 0;
     for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
       const uint32_t steps = sm90_f32_place<Tile, Phases>(a, tile).steps;
       float sums[Tile::kN / 2];
       {
-        Sm90F32Multiplier<Tile> multiplier(memory, ring, g);
+        Sm90F32Multiplier<Tile> multiplier(memory, ring, g, turn);
         if (Tile::kExact || (Phases > 1 && steps == 0)) {
 #pragma unroll
           for (int j = 0; j < Tile::kN / 2; ++j) sums[j] = 0.f;

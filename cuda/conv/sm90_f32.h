@@ -85,7 +85,7 @@ inline Sm90F32Plan sm90_f32_plan(const Problem& p) {
   struct Tile {
     int cb, n, cycles, store;
   };
-  constexpr Tile kTf32[] = {{2, 256, 1100, 5000}, {2, 128, 650, 2500}, {1, 128, 750, 2500}};
+  constexpr Tile kTf32[] = {{2, 256, 1060, 9000}, {2, 192, 840, 7000}, {2, 128, 640, 5000}, {1, 128, 720, 5000}};
   constexpr Tile kExact[] = {{2, 128, 1750, 2500}, {1, 128, 1750, 2500}};
   int64_t best = std::numeric_limits<int64_t>::max();
   // Boxes of many images at few pixels: taps that fall into the padding for all of them are left out.
@@ -98,7 +98,7 @@ inline Sm90F32Plan sm90_f32_plan(const Problem& p) {
     });
   const bool padded = live1 * 100 < all * 95;
   const auto consider = [&](const Tile& t) {
-    if (plan.strided && t.n == 256) return;
+    if (plan.strided && t.n > 128) return;
     const int64_t columns = sm90_ceil(p.ks, 64 * t.cb);
     const int pixels = t.cb == 2 ? t.n : 2 * t.n;
     const auto take = [&](int64_t tiles, int64_t steps, int pw, int ph, int pn) {  // steps: all tiles' together

@@ -10,6 +10,7 @@ cudaError_t sm90_f32_input_grad(const Problem& p, const Sm90F32Plan& plan, cudaS
   constexpr bool kForward = false;
   switch (10000 * plan.strided + 1000 * plan.cb + plan.n) {
     case 2256: return plan.exact ? cudaErrorInvalidValue : sm90_f32_start<false, kForward, 2, 256, 1>(p, plan, stream);
+    case 2192: return plan.exact ? cudaErrorInvalidValue : sm90_f32_start<false, kForward, 2, 192, 1>(p, plan, stream);
     case 2128: return (plan.exact ? sm90_f32_start<true, kForward, 2, 128, 1> : sm90_f32_start<false, kForward, 2, 128, 1>)(p, plan, stream);
     case 1128: return (plan.exact ? sm90_f32_start<true, kForward, 1, 128, 1> : sm90_f32_start<false, kForward, 1, 128, 1>)(p, plan, stream);
     case 12128:
@@ -22,7 +23,8 @@ cudaError_t sm90_f32_input_grad(const Problem& p, const Sm90F32Plan& plan, cudaS
 
 cudaError_t sm90_f32_prepare_input_grad() {
   constexpr bool kForward = false;
-  return first_error({sm90_f32_allow<false, kForward, 2, 256, 1>(), sm90_f32_allow<false, kForward, 2, 128, 1>(),
+  return first_error({sm90_f32_allow<false, kForward, 2, 256, 1>(), sm90_f32_allow<false, kForward, 2, 192, 1>(),
+                      sm90_f32_allow<false, kForward, 2, 128, 1>(),
                       sm90_f32_allow<true, kForward, 2, 128, 1>(), sm90_f32_allow<false, kForward, 1, 128, 1>(),
                       sm90_f32_allow<true, kForward, 1, 128, 1>(), sm90_f32_allow<false, kForward, 2, 128, kSm90Phases>(),
                       sm90_f32_allow<true, kForward, 2, 128, kSm90Phases>(), sm90_f32_allow<false, kForward, 1, 128, kSm90Phases>(),
