@@ -21,9 +21,6 @@
 // Order    every output is summed by one warpgroup in one order: the same bits in every run.
 // Cost     2 * outputs * taps * C flops, times three where exact.
 #pragma once
-#ifndef F32_ORDER
-#define F32_ORDER 0
-#endif
 #include "common/mma_tf32.cuh"
 #include "conv/sm90.cuh"
 #include "conv/sm90_f32.h"
@@ -73,11 +70,11 @@ struct Sm90F32Tile {
 
 template <class Tile>
 struct Sm90F32Memory {
-  uint32_t ring, full, ready, empty, turns, places;
+  uint32_t ring, full, ready, empty, places;
   __device__ explicit Sm90F32Memory(const void* shared) {
     ring = (shared_address(shared) + 1023) & ~1023u;
     full = ring + Tile::kStages * Tile::kStageBytes;
-    ready = full + 64, empty = full + 128, turns = full + 192, places = full + 256;
+    ready = full + 64, empty = full + 128, places = full + 256;
   }
   __device__ void init() const {
     for (int i = 0; i < Tile::kStages; ++i) {
@@ -85,7 +82,6 @@ struct Sm90F32Memory {
       barrier_init(ready + 8 * i, 3);  // the splitting warps
       barrier_init(empty + 8 * i, 8);  // the multiplying warps
     }
-    for (int i = 0; i < 2; ++i) barrier_init(turns + 8 * i, 128);
     barrier_init_fence();
   }
 };
@@ -250,10 +246,9 @@ struct Sm90F32Multiplier {
   Ring<Tile::kStages>& ring;
   uint32_t lane_at, pixels_at;  // in a stage: what this thread reads of the filter, this warpgroup's pixels
   uint32_t last;
-  uint32_t g, &turn;
 
-  __device__ __forceinline__ Sm90F32Multiplier(const Sm90F32Memory<Tile>& memory, Ring<Tile::kStages>& ring, uint32_t g, uint32_t& turn)
-      : memory(memory), ring(ring), last(0), g(g), turn(turn) {
+  __device__ __forceinline__ Sm90F32Multiplier(const Sm90F32Memory<Tile>& memory, Ring<Tile::kStages>& ring, uint32_t g)
+      : memory(memory), ring(ring), last(0) {
     const uint32_t warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32, group = lane / 4, t = lane % 4;
     const uint32_t row = sm90_f32_row<Tile::kForward>(warp, group, 0), part = Tile::kCB == 2 ? g * 8192 : 0;
     if (Tile::kForward) lane_at = part + row / 32 * 4096 + t * 128 + ((row % 32 / 4 ^ t) * 16) + row % 4 * 4;
@@ -341,35 +336,20 @@ struct Sm90F32Multiplier {
       barrier_wait(memory.ready + 8 * ring.stage, ring.lap);
       const uint64_t b = pixels(), b_low = pixels(Tile::kPixels * 128);
       float part[Tile::kN / 2];
-#if F32_ORDER
-      wait_turn(memory.turns, g, turn);
-#endif
       mma_fence();
 #pragma unroll
       for (int s = 0; s < 4; ++s) mma_tf32<Tile::kN>(part, low + 4 * s, b + 2 * s, s > 0);
 #pragma unroll
       for (int s = 0; s < 4; ++s) mma_tf32<Tile::kN>(part, other + 4 * s, b_low + 2 * s, 1);
-#if F32_ORDER == 2
-      mma_commit();
-#endif
 #pragma unroll
       for (int s = 0; s < 4; ++s) mma_tf32<Tile::kN>(part, high + 4 * s, b + 2 * s, 1);
       mma_commit();
-#if F32_ORDER == 1
-      pass_turn(memory.turns, g);
-      ++turn;
-#endif
       last = ring.stage;
       ring.advance();
       if (i + 1 < steps) {
         barrier_wait(memory.full + 8 * ring.stage, ring.lap);
         filter(x);
       }
-#if F32_ORDER == 2
-      mma_wait<1>();
-      pass_turn(memory.turns, g);
-      ++turn;
-#endif
       mma_wait<0>();
       pin(high);
       pin(low);
@@ -462,12 +442,11 @@ __global__ void __launch_bounds__(kSm90Threads, 1) sm90_f32(const __grid_constan
     const uint32_t g = group - 1, thread = threadIdx.x % 128;
     const uint32_t places = memory.places + g * (Tile::kN * 8), first = Tile::kCB == 2 ? 0 : g * Tile::kN;
     Ring<Tile::kStages> ring;
-    uint32_t turn = 0;
     for (uint32_t tile = blockIdx.x; tile < a.tiles; tile += gridDim.x) {
       const uint32_t steps = sm90_f32_place<Tile, Phases>(a, tile).steps;
       float sums[Tile::kN / 2];
       {
-        Sm90F32Multiplier<Tile> multiplier(memory, ring, g, turn);
+        Sm90F32Multiplier<Tile> multiplier(memory, ring, g);
         if (Tile::kExact || (Phases > 1 && steps == 0)) {
 #pragma unroll
           for (int j = 0; j < Tile::kN / 2; ++j) sums[j] = 0.f;

@@ -85,8 +85,8 @@ inline Sm90F32Plan sm90_f32_plan(const Problem& p) {
   struct Tile {
     int cb, n, cycles, store;
   };
-  constexpr Tile kTf32[] = {{2, 256, 1060, 9000}, {2, 192, 840, 7000}, {2, 128, 640, 5000}, {1, 128, 720, 5000}};
-  constexpr Tile kExact[] = {{2, 128, 1750, 2500}, {1, 128, 1750, 2500}};
+  constexpr Tile kTf32[] = {{2, 256, 1060, 9000}, {2, 192, 850, 7000}, {2, 128, 690, 5000}, {1, 128, 720, 5000}};
+  constexpr Tile kExact[] = {{2, 128, 2150, 5000}, {1, 128, 2800, 5000}};
   int64_t best = std::numeric_limits<int64_t>::max();
   // Boxes of many images at few pixels: taps that fall into the padding for all of them are left out.
   int64_t all = 0, live1 = 0;
