@@ -119,11 +119,12 @@ inline RowPlan row_backward_plan(int64_t rows, int64_t length, int vec, bool pla
 }
 
 // ---- columns: the index space is [outer, rows, width]; a statistic is all rows of `share` neighbouring columns. A block of 256
-// threads has `cols` vectors side by side and `lanes` rows at a time, of one of `chunks` pieces of the rows.
+// threads has `cols` vectors of `vec` columns side by side and `lanes` rows at a time. The `chunks` blocks of an outer and strip take tiles of
+// neighbouring rows in turn, so that all of them together sweep the rows in order.
 struct ColumnPlan {
   bool ok = false;
-  int cols = 1, lanes = 256, strips = 1, share = 1;
-  int64_t outer = 1, rows = 1, width = 1, chunks = 1, length = 1;
+  int vec = 1, cols = 1, lanes = 256, strips = 1, share = 1;
+  int64_t outer = 1, rows = 1, width = 1, chunks = 1;
   int64_t blocks() const { return outer * strips * chunks; }
 };
 
@@ -131,9 +132,10 @@ struct ColumnPlan {
 inline ColumnPlan column_plan(const View& v, int vec, int64_t target, int64_t room) {
   ColumnPlan p;
   p.outer = v.s0, p.rows = v.r0, p.width = v.s1 * v.r1, p.share = static_cast<int>(v.r1);
-  if (p.width % vec != 0 || v.r1 > 256 || p.rows < 16) return p;
-  const int64_t n = p.width / vec;
-  p.strips = static_cast<int>((n + 63) / 64);
+  if (p.width % vec != 0 || v.r1 > 256 || p.rows < 16 || p.rows >= (int64_t{1} << 29)) return p;
+  const int64_t n = p.width / vec, wide = vec == 1 ? 128 : 64;
+  p.vec = vec;
+  p.strips = static_cast<int>((n + wide - 1) / wide);
   p.cols = static_cast<int>((n + p.strips - 1) / p.strips);
   p.lanes = 256 / p.cols;
   int64_t k = target / (p.outer * p.strips);
@@ -142,8 +144,7 @@ inline ColumnPlan column_plan(const View& v, int vec, int64_t target, int64_t ro
   if (k > room / (p.outer * p.width)) k = room / (p.outer * p.width);
   else if (k < 1) k = 1;
   if (k < 1) return p;  // no room for a single chunk
-  p.length = (p.rows + k - 1) / k;
-  p.chunks = (p.rows + p.length - 1) / p.length;
+  p.chunks = k;
   p.ok = p.blocks() < 0x7fffffff;
   return p;
 }
