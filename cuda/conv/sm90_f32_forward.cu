@@ -1,7 +1,7 @@
 // The instances of sm90_f32.cuh going forward: TF32 and exact, by tile; and two tiles for phases.
 #ifdef JAXPRIMS_SM90A
-#include "conv/sm90_f32.cuh"
 #include "conv/sm90_f32_launch.h"
+#include "conv/sm90_f32_start.cuh"
 
 namespace jaxprims {
 namespace conv {
