@@ -3,6 +3,7 @@
 #include <string>
 
 #include "conv/depthwise.h"
+#include "conv/grouped.h"
 #include "conv/im2col.h"
 #include "conv/select.h"
 
@@ -14,23 +15,33 @@ enum class Route : int {
   kSm90 = 1,       // sm90_conv.cuh, sm90_wgrad.cuh
   kGeneral = 2,    // implicit_gemm.cuh, direct.cuh
   kIm2col = 3,     // im2col.cu
+  kGrouped = 4,    // band.cuh, wide.cuh, narrow.cuh, row_wgrad.cuh
 };
 
 struct Choice {
   Route route = Route::kGeneral;
   DwPlan depthwise;
+  GroupedPlan grouped;
   Im2colPlan im2col;
   Config config;  // kSm90, kGeneral
 };
 
 // sm90: whether a GPU is there that runs the Hopper kernels. Where the algorithm that is asked for cannot be, another is taken:
 // jaxprims/conv/checks.py has refused what a caller can know.
-inline Choice choose(const Problem& p, bool sm90, int64_t workspace) {
+// grouped: whether the tensor-core kernels of grouped convolutions may be taken.
+inline Choice choose(const Problem& p, bool sm90, int64_t workspace, bool grouped = true) {
   Choice c;
   if (p.algorithm == Algorithm::kGemm) {
     c.im2col = im2col_plan(p, workspace);
     if (c.im2col.reason == nullptr) {
       c.route = Route::kIm2col;
+      return c;
+    }
+  }
+  if (p.groups > 1 && grouped && p.algorithm == Algorithm::kAuto) {
+    c.grouped = grouped_plan(p, workspace, sm90);
+    if (c.grouped.kernel != Grouped::kNone) {
+      c.route = Route::kGrouped;
       return c;
     }
   }
@@ -52,6 +63,7 @@ inline std::string describe(const Choice& c) {
   switch (c.route) {
     case Route::kIm2col: return "im2col, " + std::to_string(c.im2col.images) + " images a round";
     case Route::kDepthwise: return "depthwise";
+    case Route::kGrouped: return c.grouped.kernel == Grouped::kWide ? "mma, wide bands" : c.grouped.kernel == Grouped::kNarrow || (c.grouped.kernel == Grouped::kRowWgrad && !c.grouped.wgrad.band) ? "mma, narrow groups" : "mma, bands";
     case Route::kSm90: return "wgmma " + tile(64 * c.config.sm90.mb, 64 * c.config.sm90.nb);
     case Route::kGeneral: break;
   }
