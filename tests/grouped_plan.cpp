@@ -6,7 +6,7 @@
 #include <random>
 #include <tuple>
 
-#include "conv/grouped.h"
+#include "conv/choose.h"
 
 using namespace jaxprims::conv;
 
@@ -70,7 +70,7 @@ static bool walk_is_right(const Problem& p, const RowWalk& d) {
   return static_cast<int64_t>(seen.size()) == images * d.OH * d.OW;
 }
 
-constexpr const char* kNames[] = {"none", "band", "wide", "narrow", "wgrad", "depthwise"};
+constexpr const char* kNames[] = {"none", "band", "wide", "narrow", "wgrad"};
 
 int main(int argc, char** argv) {
   if (argc == 10) {  // op n h c groups r pad dilation stride
@@ -78,7 +78,10 @@ int main(int argc, char** argv) {
     Problem p;
     const int64_t pad = v(7);
     if (!problem({v(2), v(3), v(3), v(4), v(5), v(6), v(6), pad, pad, pad, pad, v(8), v(9)}, static_cast<Op>(v(1)), &p)) return 1;
-    std::printf("%s\n", kNames[static_cast<int>(grouped_plan(p, int64_t{32} << 20).kernel)]);
+    Usable usable;
+    usable.sm90 = true;
+    const Choice c = choose(p, usable, int64_t{32} << 20);
+    std::printf("%s\n", c.route == Route::kDepthwise ? "depthwise" : kNames[static_cast<int>(c.grouped.kernel)]);
     return 0;
   }
   std::mt19937 random(3);

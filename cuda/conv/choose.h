@@ -3,6 +3,8 @@
 #include <string>
 
 #include "conv/depthwise.h"
+#include "conv/first.h"
+#include "conv/grouped.h"
 #include "conv/im2col.h"
 #include "conv/select.h"
 #include "conv/sm90_f32.h"
@@ -12,28 +14,45 @@ namespace conv {
 
 enum class Route : int {
   kDepthwise = 0,  // depthwise.cuh
-  kSm90 = 1,       // sm90_conv.cuh, sm90_wgrad.cuh
-  kGeneral = 2,    // implicit_gemm.cuh, direct.cuh
-  kIm2col = 3,     // im2col.cu
+  kGrouped = 1,    // band.cuh, wide.cuh, narrow.cuh, row_wgrad.cuh
+  kFirst = 2,      // first_*.cuh
+  kSm90 = 3,       // sm90_conv.cuh, sm90_wgrad.cuh
   kSm90F32 = 4,    // sm90_f32.cuh
+  kGeneral = 5,    // mma_gemm.cu, implicit_gemm.cuh, direct.cuh
+  kIm2col = 6,     // im2col.cu
 };
 
 struct Choice {
   Route route = Route::kGeneral;
   DwPlan depthwise;
+  GroupedPlan grouped;
   Im2colPlan im2col;
+  FirstPlan first;
   Sm90F32Plan sm90_f32;
   Config config;  // kSm90, kGeneral
 };
 
-// sm90: whether a GPU is there that runs the Hopper kernels. Where the algorithm that is asked for cannot be, another is taken:
-// jaxprims/conv/checks.py has refused what a caller can know.
-inline Choice choose(const Problem& p, bool sm90, int64_t workspace) {
+// What the GPU runs. convolve.cu clears what turns out not to be taken.
+struct Usable {
+  bool sm90 = false;    // the Hopper kernels
+  bool first = true;    // blocks with the shared memory of first.h
+  bool grouped = true;  // likewise of the tensor-core kernels of grouped.h
+};
+
+// Where the algorithm that is asked for cannot be, another is taken: jaxprims/conv/checks.py has refused what a caller can know.
+inline Choice choose(const Problem& p, const Usable& usable, int64_t workspace) {
   Choice c;
   if (p.algorithm == Algorithm::kGemm) {
     c.im2col = im2col_plan(p, workspace);
     if (c.im2col.reason == nullptr) {
       c.route = Route::kIm2col;
+      return c;
+    }
+  }
+  if (p.groups > 1 && usable.grouped && p.algorithm == Algorithm::kAuto) {
+    c.grouped = grouped_plan(p, workspace, usable.sm90);
+    if (c.grouped.kernel != Grouped::kNone) {
+      c.route = Route::kGrouped;
       return c;
     }
   }
@@ -44,14 +63,22 @@ inline Choice choose(const Problem& p, bool sm90, int64_t workspace) {
       return c;
     }
   }
-  if (sm90 && p.in_type == Type::kF32 && p.algorithm != Algorithm::kDirect) {
+  const bool tiles = p.algorithm != Algorithm::kDirect;
+  if (usable.first && tiles) {
+    c.first = first_plan(p, usable.sm90, workspace);
+    if (c.first.reason == nullptr) {
+      c.route = Route::kFirst;
+      return c;
+    }
+  }
+  if (usable.sm90 && tiles && p.in_type == Type::kF32) {
     c.sm90_f32 = sm90_f32_plan(p);
     if (c.sm90_f32.reason == nullptr) {
       c.route = Route::kSm90F32;
       return c;
     }
   }
-  c.config = select(p, sm90 && p.in_type != Type::kF32 && p.algorithm != Algorithm::kDirect, workspace);
+  c.config = select(p, usable.sm90 && tiles && p.in_type != Type::kF32, workspace);
   c.route = c.config.kernel == Kernel::kSm90 ? Route::kSm90 : Route::kGeneral;
   return c;
 }
@@ -62,6 +89,12 @@ inline std::string describe(const Choice& c) {
   switch (c.route) {
     case Route::kIm2col: return "im2col, " + std::to_string(c.im2col.images) + " images a round";
     case Route::kDepthwise: return "depthwise";
+    case Route::kGrouped:
+      if (c.grouped.kernel == Grouped::kWide) return "mma, wide bands";
+      return c.grouped.kernel == Grouped::kNarrow || (c.grouped.kernel == Grouped::kRowWgrad && !c.grouped.wgrad.band)
+                 ? "mma, narrow groups"
+                 : "mma, bands";
+    case Route::kFirst: return c.first.sm90 ? "first layer, wgmma" : "first layer, mma";
     case Route::kSm90: return "wgmma " + tile(64 * c.config.sm90.mb, 64 * c.config.sm90.nb);
     case Route::kSm90F32:
       return "wgmma " + tile(c.sm90_f32.pixels(), 64 * c.sm90_f32.cb) + (c.sm90_f32.exact ? ", three products of TF32" : ", TF32");
@@ -70,7 +103,7 @@ inline std::string describe(const Choice& c) {
   const std::string splits = c.config.splits > 1 ? ", " + std::to_string(c.config.splits) + " splits" : "";
   if (c.config.kernel == Kernel::kDirect) return "direct" + splits;
   const Tile t = tile_of(c.config.kernel);
-  return "FMA " + tile(t.m, t.n) + splits;
+  return (c.config.kernel == Kernel::kTensor ? "mma " : "FMA ") + tile(t.m, t.n) + splits;
 }
 
 }  // namespace conv

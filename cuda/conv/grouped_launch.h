@@ -4,7 +4,6 @@
 
 #include <atomic>
 
-#include "conv/depthwise_launch.h"
 #include "conv/grouped.h"
 
 namespace jaxprims {
@@ -40,7 +39,6 @@ inline cudaError_t grouped_launch(const Problem& p, const GroupedPlan& d, void* 
     case Grouped::kWide: return wide_launch(p, d.wide, stream);
     case Grouped::kNarrow: return narrow_launch(p, d.narrow, stream);
     case Grouped::kRowWgrad: return row_wgrad_launch(p, d.wgrad, workspace, stream);
-    case Grouped::kDepthwise: return depthwise_launch(p, d.depthwise, workspace, stream);
     case Grouped::kNone: break;
   }
   return cudaErrorInvalidValue;

@@ -139,7 +139,9 @@ std::string conv_choice(const int64_t* values, int64_t count, bool hopper) {
   if (op < 0 || op > 2 || in.size() < 2) return "";
   conv::Problem p;
   const ffi::Error e = prepare("conv", static_cast<conv::Op>(op), fused != 0, in, out, c, &p);
-  return e.failure() || p.empty() ? "" : describe(choose(p, hopper, workspace));
+  conv::Usable usable;
+  usable.sm90 = hopper;
+  return e.failure() || p.empty() ? "" : describe(choose(p, usable, workspace));
 }
 
 }  // namespace jaxprims

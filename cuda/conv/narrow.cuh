@@ -11,6 +11,8 @@
 //          Rows come through a ring in shared memory (row_walk.cuh); a finished row leaves through shared memory in 16-byte pieces.
 // Order    fixed by the sizes.
 // Cost     of a product's multiplications channels a group / 8 count. Bound: memory.
+//          Measured on an H200, bf16, us (direct.cuh): 128x56x56x128 of 32 groups 177 forward, 169 input gradient (3169, 3190);
+//          128x14x14x512 of 32 groups 77, 73 (862, 833).
 #pragma once
 #include "conv/narrow.h"
 #include "conv/row_walk.cuh"

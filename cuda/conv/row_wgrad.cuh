@@ -13,6 +13,8 @@
 // Exact    zeros of padding times infinity make NaN: a NaN in the result is computed again from the definition.
 // Order    fixed by the sizes: the same bits in every run.
 // Bound    memory.
+// Measured on an H200, bf16, us (before): 128x28x28x192 7x7 105 (148), 128x56x56x96 7x7 151 (298), 64x56x56x192 3x3 82 (109);
+//          128x56x56x128 of 32 groups 131 (9132), 128x14x14x512 of 32 groups 98 (1158).
 #pragma once
 #include "conv/row_walk.cuh"
 #include "conv/row_wgrad.h"

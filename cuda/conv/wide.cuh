@@ -10,6 +10,7 @@
 //          Input rows come through a ring in shared memory.
 // Order    fixed by the sizes.
 // Cost     31 x 31: 62 % of the products of a step that is not skipped count. Bound: tensor cores and shared memory.
+//          Measured on an H200, bf16: 64x32x32x256 31x31 317 us forward, 318 input gradient (depthwise.cuh: 1814, 1820).
 #pragma once
 #include "conv/row_walk.cuh"
 #include "conv/wide.h"
