@@ -2,6 +2,7 @@
 //   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw; a workspace may follow
 #include "common/act.cuh"
 #include "conv/depthwise_launch.h"
+#include "conv/first_launch.h"
 #include "conv/implicit_gemm.h"
 #include "conv/params.h"
 #include "conv/sm90_launch.h"
@@ -86,6 +87,12 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
     const conv::DwPlan depthwise = conv::depthwise_plan(p, workspace);
     if (depthwise.reason == nullptr)
       return status(op, conv::depthwise_launch(p, depthwise, workspace_data, stream));
+  }
+  const conv::FirstPlan first = conv::first_plan(p, conv::sm90_usable(), workspace);
+  if (first.reason == nullptr && conv::first_usable()) {
+    const cudaError_t e = conv::first_launch(p, first, workspace_data, stream);
+    if (e != cudaErrorInvalidValue) return status(op, e);
+    (void)cudaGetLastError();  // more shared memory than this GPU's blocks have
   }
   conv::Config config = conv::select(p, p.in_type != conv::Type::kF32 && conv::sm90_usable(), workspace);
   if (config.kernel == conv::Kernel::kSm90) {
