@@ -8,6 +8,9 @@
 // another pixel of the image: they are masked, since it may be Inf.
 // Blocks are persistent with neighbouring tiles; the next tile's pixels are loaded while this one is multiplied. The result goes
 // through shared memory to 16-byte stores; its order of sums is fixed.
+// Cost: 4 / C times the filter columns rounded up to 4 of the counted products; one read of x per tile, mostly from L2.
+// Measured (one H200, bf16): paper1 (N128 C3 128^2 K96 11x11) 0.69-0.72 ms, ResNet's stem (N256 224^2 K64 7x7 s2) 0.59; cuDNN 3.68, 1.80.
+// Counters of paper1: shared memory 46 %, issue 35 % busy: latency of loads that are not asked for ahead, two warps a scheduler.
 #pragma once
 #include "common/act.cuh"
 #include "common/fastdiv.h"

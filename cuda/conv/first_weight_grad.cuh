@@ -9,6 +9,7 @@
 // in a ring the expanded rows that this step and the next need, so that each row of x is expanded once: its bytes come by cp.async two
 // steps ahead and are expanded one step ahead. dy's rows are double-buffered by cp.async.
 // Past the end of a row, q >= Q, dy is zeros and x is read as zeros, too.
+// Measured (one H200, bf16): paper1 0.69-0.71 ms, ResNet's stem 0.76-0.77; cuDNN 1.40, 1.13.
 // Blocks share the sum over (n, p): their sums go to the workspace in float32, and a second kernel adds them in order.
 #pragma once
 #include "common/fastdiv.h"
