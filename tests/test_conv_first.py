@@ -78,10 +78,10 @@ DQN = (16, 32, 4, 84, 32, 8, 4, 0)
         ),
         (INPUT_GRAD, PAPER1, "40 columns, 4 x 118 pixels, 8 warps"),
         (INPUT_GRAD, STEM, "24 columns, 4 x 112 pixels, 7 warps"),
-        (WEIGHT_GRAD, PAPER1, "4 x 12 tiles, warps 1 x 2 x 1, steps of 1 x 128, 132 splits"),
-        (WEIGHT_GRAD, STEM, "3 x 8 tiles, warps 1 x 1 x 2, steps of 2 x 112, 132 splits"),
-        (WEIGHT_GRAD, CIFAR, "1 x 8 tiles, warps 1 x 1 x 2, steps of 4 x 32, 26 splits"),
-        (WEIGHT_GRAD, DQN, "4 x 4 tiles, warps 1 x 1 x 2, steps of 4 x 32, 8 splits"),
+        (WEIGHT_GRAD, PAPER1, "3 x 14 tiles, warps 2 x 4 x 1, steps of 1 x 128, 132 splits"),
+        (WEIGHT_GRAD, STEM, "4 x 6 tiles, warps 1 x 4 x 2, steps of 2 x 112, 132 splits"),
+        (WEIGHT_GRAD, CIFAR, "4 x 6 tiles, warps 1 x 1 x 8, steps of 15 x 32, 13 splits"),
+        (WEIGHT_GRAD, DQN, "2 x 8 tiles, warps 1 x 4 x 2, steps of 4 x 32, 8 splits"),
     ],
 )
 def test_plan(program, op, shape, plan):

@@ -26,7 +26,8 @@ struct Choice {
   Config config;  // kSm90, kGeneral
 };
 
-// sm90: whether a GPU is there that runs the Hopper kernels; first: one whose blocks have the shared memory of first.h. Where the algorithm that is asked for cannot be, another is taken:
+// sm90: whether a GPU is there that runs the Hopper kernels; first: one whose blocks have the shared memory of first.h.
+// Where the algorithm that is asked for cannot be, another is taken:
 // jaxprims/conv/checks.py has refused what a caller can know.
 inline Choice choose(const Problem& p, bool sm90, int64_t workspace, bool first = true) {
   Choice c;

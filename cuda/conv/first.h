@@ -166,20 +166,9 @@ inline int first_raw_bytes(const FirstShape& s, int q16) {
 }
 inline int first_dy_pitch(int channels) { return channels * 2 + (channels / 8 % 2 ? 0 : 16); }  // an odd number of 16 bytes
 
-inline void first_weight_grad_plan(FirstPlan* f, bool sm90, int64_t workspace) {
+inline void first_weight_grad_plan(FirstPlan* f, int64_t workspace) {
   const FirstShape& s = f->s;
   const int tiles = s.R * first_columns(s), fresh = s.u < s.R ? s.u : s.R;
-  f->sm90 = sm90;
-  int channels = 0;
-  if (sm90) {  // 64-high tiles of (r, s, c) a warpgroup has by 8-wide tiles of K
-    const int high = (tiles + 7) / 8;
-    f->nt = s.K <= 32 ? 4 : s.K % 96 == 0 || (s.K > 64 && s.K < 96) ? 12 : 8;
-    f->wn = high > 4 ? 2 : 1, f->wk = 2 / f->wn;
-    const int each = (high + f->wn - 1) / f->wn;
-    f->mt = each <= 1 ? 1 : each <= 3 ? 3 : 4;
-    f->groups = static_cast<int>(first_div_up(high, f->wn * f->mt));
-    channels = f->nt * 8;
-  } else {
   struct Instance { int mt, nt, wm; };
   const Instance instance = s.K <= 32 ? Instance{2, 8, 1} : s.K % 96 == 0 || (s.K > 64 && s.K < 96) ? Instance{3, 14, 2} : Instance{4, 6, 1};
   f->mt = instance.mt, f->nt = instance.nt, f->wm = instance.wm;
@@ -188,16 +177,14 @@ inline void first_weight_grad_plan(FirstPlan* f, bool sm90, int64_t workspace) {
   if (f->wn > most) f->wn = most;
   f->wk = most / f->wn;
   f->groups = static_cast<int>(first_div_up(tiles, f->wn * f->nt));
-  channels = f->wm * f->mt * 16;
-  }
+  const int channels = f->wm * f->mt * 16;
   f->chunks = static_cast<int>(first_div_up(s.K, channels));
-  const int64_t sums = f->wk > 1 ? int64_t{sm90 ? 4 : f->wm} * f->wn * 32 * f->mt * f->nt * 16 : 0;
+  const int64_t sums = f->wk > 1 ? int64_t{f->wm} * f->wn * 32 * f->mt * f->nt * 16 : 0;
   // A step: as many columns as fit, as few rows as keep all warps busy.
   int64_t shared = 0;
   const auto fits = [&](int rows, int q16) {
     const int64_t ring = (2 * rows - 1) * fresh + s.R;
-    const int64_t dy = sm90 ? int64_t{channels / 8} * (rows * q16 * 16 + 16) : int64_t{rows} * q16 * first_dy_pitch(channels);
-    const int64_t streams = 2 * dy + ring * first_row_units(s, q16) * 16 +
+    const int64_t streams = int64_t{2} * rows * q16 * first_dy_pitch(channels) + ring * first_row_units(s, q16) * 16 +
                             int64_t{2} * rows * fresh * first_raw_bytes(s, q16);
     shared = 16 + (streams > sums ? streams : sums);
     return shared <= kFirstShared;
@@ -215,8 +202,7 @@ inline void first_weight_grad_plan(FirstPlan* f, bool sm90, int64_t workspace) {
   fits(f->rows, f->q16);
   f->ring = (2 * f->rows - 1) * fresh + s.R;
   const int64_t outputs = s.batch * s.R * s.S * s.C * s.K, parts = s.batch * f->chunks * f->groups;
-  const int resident = sm90 && f->mt == 1 && shared <= kFirstShared / 2 - 1024 ? 2 : 1;  // blocks on a multiprocessor
-  int64_t splits = kFirstSMs * resident / parts, rows = s.N * first_div_up(s.Q, f->q16) * first_div_up(s.P, f->rows);
+  int64_t splits = kFirstSMs / parts, rows = s.N * first_div_up(s.Q, f->q16) * first_div_up(s.P, f->rows);
   if (splits < 1) splits = 1;
   if (splits > rows) splits = rows;
   if (splits > workspace / 4 / outputs) splits = workspace / 4 / outputs;
@@ -238,7 +224,7 @@ inline FirstPlan first_plan(const Problem& p, bool sm90, int64_t workspace) {
       if (sm90 && (f.reason != nullptr || f.nt < 8)) first_forward_plan(&f, false);
       break;
     case Op::kInputGrad: first_input_grad_plan(&f); break;
-    case Op::kWeightGrad: first_weight_grad_plan(&f, sm90, workspace); break;
+    case Op::kWeightGrad: first_weight_grad_plan(&f, workspace); break;
   }
   if (f.reason == nullptr && (f.blocks < 1 || f.blocks > (int64_t{1} << 30))) f.reason = "too many blocks";
   return f;

@@ -8,8 +8,7 @@
 // 64 flat rows and all columns; 16 channels of all rows of dy that a tile needs are one stage of two, brought by cp.async; the 16-byte
 // halves of a pixel's 32 bytes are swapped in every second group of four pixels, so that ldmatrix meets no bank twice. The filter
 // stays in shared memory in the order in which lanes take it.
-// Measured (one H200, bf16): paper1 0.85-0.87 ms, ResNet's stem 0.96; cuDNN 5.4, 3.2. Tried: the next tap's operands loaded while this
-// one's are multiplied (as it stands): no difference, so it is the staging of dy that takes the time.
+// Measured (one H200, bf16): paper1 0.85-0.87 ms, ResNet's stem 0.96; cuDNN 5.4, 3.2.
 #pragma once
 #include "common/fastdiv.h"
 #include "conv/first.h"
@@ -104,35 +103,23 @@ __global__ void __launch_bounds__(256, NT <= 3 ? 2 : 1) first_input_grad(const _
         __syncthreads();
         if (kk + 1 < a.k16) load_stage(kk + 1);
         const uint32_t from = stage0 + (kk & 1) * a.stage * 32;
-        const uint2* filter = filters + (r0 * a.k16 + kk) * NT * 32 + lane;
+        const uint2* fb = filters + (r0 * a.k16 + kk) * NT * 32 + lane;
         const int tap_step = s.u * a.k16 * NT * 32;
         int px = lrow + (taps - 1) * a.qt;
-        uint32_t ma[4][4], mb[4][4];
-        uint2 fa[NT], fb[NT];
-        const auto fetch = [&](uint32_t(&m)[4][4], uint2(&f)[NT]) {  // of the next tap
+#pragma unroll 1
+        for (int j = 0; j < taps; ++j) {
           const uint32_t at = from + px * 32 + ((lhalf ^ (px >> 2 & 1)) << 4);
+          uint32_t m[4][4];
 #pragma unroll
           for (int i = 0; i < 4; ++i) matrices(m[i], at + i * 512);
 #pragma unroll
-          for (int c = 0; c < NT; ++c) f[c] = filter[c * 32];
-          filter += tap_step;
-          px -= a.qt;
-        };
-        const auto multiply = [&](const uint32_t(&m)[4][4], const uint2(&f)[NT]) {
+          for (int c = 0; c < NT; ++c) {
+            const uint2 v = fb[c * 32];
 #pragma unroll
-          for (int c = 0; c < NT; ++c)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) mma(acc[i][c], m[i], f[c].x, f[c].y, T{});
-        };
-        fetch(ma, fa);
-#pragma unroll 1
-        for (int j = 0; j < taps; j += 2) {
-          if (j + 1 < taps) fetch(mb, fb);
-          multiply(ma, fa);
-          if (j + 1 < taps) {
-            if (j + 2 < taps) fetch(ma, fa);
-            multiply(mb, fb);
+            for (int i = 0; i < 4; ++i) mma(acc[i][c], m[i], v.x, v.y, T{});
           }
+          fb += tap_step;
+          px -= a.qt;
         }
       }
     }

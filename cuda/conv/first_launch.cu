@@ -24,8 +24,7 @@ bool first_usable() {
   for (const auto prepare : {first_forward_prepare, first_input_grad_prepare, first_weight_grad_prepare})
     if (prepare(bytes) != cudaSuccess) return failed();
 #ifdef JAXPRIMS_SM90A
-  if (sm90_usable() && (first_forward_sm90_prepare(bytes) != cudaSuccess || first_weight_grad_sm90_prepare(bytes) != cudaSuccess))
-    return failed();
+  if (sm90_usable() && first_forward_sm90_prepare(bytes) != cudaSuccess) return failed();
 #endif
   known[device].store(1, std::memory_order_release);
   return true;
@@ -40,11 +39,7 @@ cudaError_t first_launch(const Problem& p, const FirstPlan& f, void* workspace, 
 #endif
       return first_forward_launch(p, f, stream);
     case Op::kInputGrad: return first_input_grad_launch(p, f, stream);
-    case Op::kWeightGrad:
-#ifdef JAXPRIMS_SM90A
-      if (f.sm90) return first_weight_grad_sm90_launch(p, f, workspace, stream);
-#endif
-      return first_weight_grad_launch(p, f, workspace, stream);
+    case Op::kWeightGrad: return first_weight_grad_launch(p, f, workspace, stream);
   }
   return cudaErrorInvalidValue;
 }

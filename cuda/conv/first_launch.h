@@ -16,8 +16,6 @@ cudaError_t first_weight_grad_launch(const Problem& p, const FirstPlan& f, void*
 cudaError_t first_forward_prepare(int bytes);
 cudaError_t first_forward_sm90_launch(const Problem& p, const FirstPlan& f, cudaStream_t stream);
 cudaError_t first_forward_sm90_prepare(int bytes);
-cudaError_t first_weight_grad_sm90_launch(const Problem& p, const FirstPlan& f, void* workspace, cudaStream_t stream);
-cudaError_t first_weight_grad_sm90_prepare(int bytes);
 cudaError_t first_input_grad_prepare(int bytes);
 cudaError_t first_weight_grad_prepare(int bytes);
 

@@ -45,7 +45,7 @@ def _depthwise_workspace(p: ConvParams, x: Any, dy: Any) -> int:
     return size if size <= MOST_WORKSPACE else 0
 
 
-_FIRST_SPLITS = 2 * 132  # two blocks on each of kFirstSMs multiprocessors of cuda/conv/first.h
+_FIRST_SPLITS = 132  # kFirstSMs of cuda/conv/first.h
 
 
 def _first_workspace(p: ConvParams, x: Any, dy: Any) -> int:
