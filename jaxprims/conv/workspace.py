@@ -45,6 +45,27 @@ def _depthwise_workspace(p: ConvParams, x: Any, dy: Any) -> int:
     return size if size <= MOST_WORKSPACE else 0
 
 
+_FIRST_SPLITS = 132  # kFirstSMs of cuda/conv/first.h
+
+
+def _first_workspace(p: ConvParams, x: Any, dy: Any) -> int:
+    """Bytes for the sums of the blocks that share a first layer's weight gradient (cuda/conv/first.h); 0 for what it does not take."""
+    if p.batch_groups * p.groups != 1 or p.rank > 2 or max(p.lhs_dilation) > 1 or max(p.rhs_dilation) > 1:
+        return 0
+    if not all(jnp.dtype(a.dtype).name in ("float16", "bfloat16") for a in (x, dy)):
+        return 0
+    result = leading((x, p.x_batched), (dy, p.y_batched)) + w_shape(p, x, dy)
+    if not is_static(*result):
+        return 0
+    channels, features = x.shape[p.x_batched + p.lhs_spec[1]], dy.shape[p.y_batched + p.out_spec[1]]
+    outputs = math.prod(result)
+    if not 1 <= channels <= 4 or features % 8 or outputs == 0:
+        return 0
+    batch = outputs // math.prod(w_shape(p, x, dy))
+    splits = min(-(-_FIRST_SPLITS // batch), _SPLIT_WORKSPACE // (4 * outputs))
+    return 4 * outputs * splits
+
+
 _SPLIT_WORKSPACE = 32 << 20  # at most
 _SPLIT_TERMS, _SPLIT_SERIAL = 256, 8192  # kSplitTerms and kSerial of cuda/conv/select.h
 _SPLIT_OUTPUTS = 2 * 132 * 64 * 64  # tiles of 64 x 64 that fill a GPU
@@ -72,7 +93,7 @@ def _split_workspace(p: ConvParams, x: Any, dy: Any) -> int:
 
 def conv_dw(p: ConvParams, x: Any, dy: Any) -> int:
     """Bytes of the workspace of conv_dw, which one kernel or another uses: below 64 MiB."""
-    return max(f(p, x, dy) for f in (_sm90_workspace, _depthwise_workspace, _split_workspace))
+    return max(f(p, x, dy) for f in (_sm90_workspace, _depthwise_workspace, _first_workspace, _split_workspace))
 
 
 def image_patches(p: ConvParams, x: Any) -> int:
