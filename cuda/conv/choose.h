@@ -58,7 +58,7 @@ inline std::string describe(const Choice& c) {
   const std::string splits = c.config.splits > 1 ? ", " + std::to_string(c.config.splits) + " splits" : "";
   if (c.config.kernel == Kernel::kDirect) return "direct" + splits;
   const Tile t = tile_of(c.config.kernel);
-  return "FMA " + tile(t.m, t.n) + splits;
+  return (c.config.kernel == Kernel::kTensor ? "mma " : "FMA ") + tile(t.m, t.n) + splits;
 }
 
 }  // namespace conv

@@ -12,6 +12,10 @@ template <class T>
 void launch_blocks(const Args& a, int64_t first, unsigned blocks, cudaStream_t stream) {
   switch (a.c.kernel) {
     case Kernel::kWide: conv_gemm<T, Wide><<<blocks, 256, 0, stream>>>(a, first); break;
+    case Kernel::kTensor:
+      if (sizeof(T) == 4 && !a.p.tf32) conv_gemm<T, std::conditional_t<sizeof(T) == 4, Tensor3, Tensor>><<<blocks, 256, 0, stream>>>(a, first);
+      else conv_gemm<T, Tensor><<<blocks, 256, 0, stream>>>(a, first);
+      break;
     case Kernel::kMedium: conv_gemm<T, Medium><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kSplit: conv_gemm<T, Split><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kTiny: conv_gemm<T, Tiny><<<blocks, 256, 0, stream>>>(a, first); break;
