@@ -76,16 +76,13 @@ __device__ __forceinline__ void finish_or_part(const Args& a, int64_t split, int
 // ---- tiles -----------------------------------------------------------------------------------------------------------
 
 // A block's tile is M x N with K steps at a time; a thread owns TM x TN outputs; Split groups of threads own the whole tile
-// each and take K / Split steps of every K. Products: 0 on FMA; 1 on tensor cores, operands in TF32 (which holds every float16 and
-// bfloat16); 3 on tensor cores with each operand as a sum of two TF32 numbers, of whose products the smallest is left out.
-template <int M_, int N_, int K_, int TM_, int TN_, int Split_, int Products_ = 0>
+// each and take K / Split steps of every K.
+template <int M_, int N_, int K_, int TM_, int TN_, int Split_>
 struct Shape {
-  static constexpr int Products = Products_;
   static constexpr int M = M_, N = N_, K = K_, TM = TM_, TN = TN_, Split = Split_;
   static constexpr int kGroup = M / TM * (N / TN), kThreads = kGroup * Split;
   static constexpr int kA = M * K / kThreads, kB = (N * K + kThreads - 1) / kThreads;  // loads per thread
-  static constexpr int kPad = Products > 0 ? 8 : 4;                                     // a fragment is 4 steps x 8 rows
-  static constexpr int kPitchA = M + kPad, kPitchB = N + kPad, kPitchC = N + 1;         // padding: fewer bank conflicts
+  static constexpr int kPitchA = M + 4, kPitchB = N + 4, kPitchC = N + 1;               // padding: fewer bank conflicts
   static constexpr int kStage = K * (kPitchA + kPitchB);                                // floats of one stage
   static constexpr int kMinBlocks = Split == 8 ? 1 : 2;  // the split tile is for few blocks: it may use more registers
   static constexpr bool kTwoLevels = TM * TN <= 16 || kMinBlocks == 1;  // see kFlush; Wide has no registers for it
@@ -93,14 +90,11 @@ struct Shape {
   static_assert(kThreads == 256, "the launch and the loaders count on 256 threads");
   static_assert(kThreads % K == 0 && kThreads % M == 0 && M * K % kThreads == 0, "a loader pass covers whole rows of the tile");
   static_assert(kThreads % N == 0 && K % Split == 0 && TM % 4 == 0, "thread tiles divide the tile");
-  static_assert(Products == 0 || (M == 128 && N == 64 && TM == 8 && TN == 4 && Split == 1), "eight warps of 32 x 32");
 };
 // A long sum is two levels of sums: every so many k-tiles a thread adds what it has to a second set of registers.
 constexpr int kFlush = 64;
 
 using Wide = Shape<128, 64, 16, 8, 4, 1>;
-using Tensor = Shape<128, 64, 16, 8, 4, 1, 1>;
-using Tensor3 = Shape<128, 64, 16, 8, 4, 1, 3>;
 using Medium = Shape<64, 64, 16, 4, 4, 1>;
 using Split = Shape<32, 32, 64, 8, 4, 8>;
 using Tiny = Shape<16, 16, 64, 4, 4, 16>;
@@ -270,28 +264,15 @@ __device__ __forceinline__ void load_tiles(const Args& a, const Offsets<S::M, S:
   }
 }
 
-// The nearest TF32 number.
-__device__ __forceinline__ uint32_t to_tf32(float x) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
-// What a tile holds of an element: with one product, float32 is rounded to TF32 here; half types are TF32 as they are.
-template <class T, class S>
-__device__ __forceinline__ float kept(T x) {
-  if constexpr (S::Products == 1 && sizeof(T) == 4) return __uint_as_float(to_tf32(to_float(x)));
-  else return to_float(x);
-}
-
 template <class T, class S>
 __device__ __forceinline__ void store_tiles(const Config& c, float* sa, float* sb, const T (&ra)[S::kA], const T (&rb)[S::kB]) {
 #pragma unroll
   for (int i = 0; i < S::kA; ++i)
-    sa[step_of<S::M, S::K>(c.a_k_fast, i) * S::kPitchA + row_of<S::M, S::K>(c.a_k_fast, i)] = kept<T, S>(ra[i]);
+    sa[step_of<S::M, S::K>(c.a_k_fast, i) * S::kPitchA + row_of<S::M, S::K>(c.a_k_fast, i)] = to_float(ra[i]);
 #pragma unroll
   for (int i = 0; i < S::kB; ++i) {
     const int n = row_of<S::N, S::K>(c.b_k_fast, i), k = step_of<S::N, S::K>(c.b_k_fast, i);
-    if (S::N * S::K % 256 == 0 || (n < S::N && k < S::K)) sb[k * S::kPitchB + n] = kept<T, S>(rb[i]);
+    if (S::N * S::K % 256 == 0 || (n < S::N && k < S::K)) sb[k * S::kPitchB + n] = to_float(rb[i]);
   }
 }
 
@@ -308,77 +289,6 @@ __device__ __forceinline__ void multiply(const float* sa, const float* sb, int k
     for (int i = 0; i < S::TM; ++i)
 #pragma unroll
       for (int j = 0; j < S::TN; ++j) acc[i][j] = fmaf(av[i], bv[j], acc[i][j]);
-  }
-}
-
-// ---- tensor cores ------------------------------------------------------------------------------------------------------
-
-// x as high + low, both TF32. Near the largest numbers the nearest is infinite: the next smaller one is taken. An infinity has no
-// low part (it would be NaN).
-__device__ __forceinline__ void split_tf32(float x, uint32_t& high, uint32_t& low) {
-  high = to_tf32(x);
-  if ((high << 1) >= 0xff000000u) high = __float_as_uint(x) & 0xffffe000u;
-  const float rest = x - __uint_as_float(high);
-  low = (__float_as_uint(x) << 1) == 0xff000000u ? 0u : to_tf32(rest);
-}
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-// A warp has 32 x 32 sums from row m, column n on: acc[4 i + j] are the four that a lane holds of the 16 x 8 at (16 i, 8 j).
-// Three products are summed over one tile, small ones first, and that sum is added in float32: tensor cores cut off what they add.
-template <class S>
-__device__ __forceinline__ void multiply_tensor(const float* sa, const float* sb, int m, int n, float (&acc)[S::TM][S::TN]) {
-  const int lane = threadIdx.x % 32, row = lane / 4, step = lane % 4;
-  const float* a0 = sa + step * S::kPitchA + m + row;
-  const float* b0 = sb + step * S::kPitchB + n + row;
-  if constexpr (S::Products == 1) {
-#pragma unroll
-    for (int k = 0; k < S::K; k += 8) {
-      const float *a = a0 + k * S::kPitchA, *b = b0 + k * S::kPitchB;
-      uint32_t vb[4][2];
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-#pragma unroll
-        for (int e = 0; e < 2; ++e) vb[j][e] = __float_as_uint(b[e * 4 * S::kPitchB + 8 * j]);
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        uint32_t va[4];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) va[e] = __float_as_uint(a[(e / 2) * 4 * S::kPitchA + 16 * i + (e % 2) * 8]);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) mma_tf32(acc[4 * i + j], va, vb[j]);
-      }
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {  // 16 rows, half of the columns
-      const int mi = i / 2 * 16, nj = i % 2 * 16;
-      float sum[2][4] = {};
-#pragma unroll
-      for (int k = 0; k < S::K; k += 8) {
-        const float *a = a0 + k * S::kPitchA + mi, *b = b0 + k * S::kPitchB + nj;
-        uint32_t high_a[4], low_a[4], high_b[2][2], low_b[2][2];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) split_tf32(a[(e / 2) * 4 * S::kPitchA + (e % 2) * 8], high_a[e], low_a[e]);
-#pragma unroll
-        for (int j = 0; j < 2; ++j)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) split_tf32(b[e * 4 * S::kPitchB + 8 * j], high_b[j][e], low_b[j][e]);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) mma_tf32(sum[j], low_a, high_b[j]);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) mma_tf32(sum[j], high_a, low_b[j]);
-#pragma unroll
-        for (int j = 0; j < 2; ++j) mma_tf32(sum[j], high_a, high_b[j]);
-      }
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-#pragma unroll
-        for (int e = 0; e < 4; ++e) acc[4 * (i / 2) + i % 2 * 2 + j][e] += sum[j][e];
-    }
   }
 }
 
@@ -410,8 +320,7 @@ __global__ void __launch_bounds__(256, S::kMinBlocks) conv_gemm(const __grid_con
   const T* w = static_cast<const T*>(p.w_data) + p.w.offset + info.batch * p.w.b + info.group * p.w.g;
 
   const int part = tid / S::kGroup, slot = tid % S::kGroup;
-  const bool tensor = S::Products > 0;  // m, n: the warp's first sum there, else the thread's
-  const int m = tensor ? tid / 32 % 4 * 32 : slot / (S::N / S::TN) * S::TM, n = tensor ? tid / 128 * 32 : slot % (S::N / S::TN) * S::TN;
+  const int m = slot / (S::N / S::TN) * S::TM, n = slot % (S::N / S::TN) * S::TN;
   float acc[S::TM][S::TN] = {}, high[S::kTwoLevels ? S::TM : 1][S::kTwoLevels ? S::TN : 1] = {};
   if (k_tiles > 0) {  // a phase without taps, and a split past the end, have nothing to add
     T ra[S::kA], rb[S::kB];
@@ -426,8 +335,7 @@ __global__ void __launch_bounds__(256, S::kMinBlocks) conv_gemm(const __grid_con
       if (t + 1 < k_tiles) load_tiles<T, S>(a, offsets, in, w, n0, next, ra, rb);
       if (t + 2 < k_tiles) place_steps(now);
       const float* sa = tile + now * S::kStage;
-      if constexpr (S::Products > 0) multiply_tensor<S>(sa, sa + S::K * S::kPitchA, m, n, acc);
-      else multiply<S>(sa, sa + S::K * S::kPitchA, part * (S::K / S::Split), m, n, acc);
+      multiply<S>(sa, sa + S::K * S::kPitchA, part * (S::K / S::Split), m, n, acc);
       float* da = tile + next * S::kStage;
       if (t + 1 < k_tiles) store_tiles<T, S>(a.c, da, da + S::K * S::kPitchA, ra, rb);
       __syncthreads();
@@ -457,9 +365,7 @@ __global__ void __launch_bounds__(256, S::kMinBlocks) conv_gemm(const __grid_con
       for (int i = 0; i < S::TM; ++i)
 #pragma unroll
         for (int j = 0; j < S::TN; ++j) {
-          const int lane = tid % 32;
-          const int at_m = tensor ? m + i / 4 * 16 + lane / 4 + j / 2 * 8 : m + i, at_n = tensor ? n + i % 4 * 8 + lane % 4 * 2 + j % 2 : n + j;
-          float& c = tile[at_m * S::kPitchC + at_n];
+          float& c = tile[(m + i) * S::kPitchC + n + j];
           c = s == 0 ? acc[i][j] : c + acc[i][j];
         }
     }

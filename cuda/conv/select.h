@@ -17,7 +17,7 @@ enum class Kernel : int {
   kNarrow = 4,  // 128 x 8
   kDirect = 5,  // no tiles: one thread, or a few, per output
   kSm90 = 6,    // Hopper's tensor cores; sm90.h has the tile
-  kTensor = 7,  // kWide on tensor cores: TF32, three products of TF32 where float32 is asked for
+  kTensor = 7,  // float32 on tensor cores, 128 x 64: mma_gemm.cu
 };
 
 struct Config {
@@ -155,8 +155,9 @@ inline Config select(const Problem& p, bool sm90 = false, int64_t workspace = 0)
   const bool short_sums = p.chs * p.taps() / most <= 2 * kSerial;
   const bool padded = most > 1 && (rows + 127) / 128 * 128 * 7 > (rows + 63) / 64 * 64 * 8;  // by over an eighth more than Medium
   const bool tall = short_sums && !padded && rows > tile_of(Kernel::kMedium).m;
-  // Tensor cores wherever there is work for their tile; a split of the reduction gives more blocks. Half types lose nothing.
-  const bool tensor = rows > 32 && p.ks > 16 && p.chs * p.taps() >= 32 && blocks(Kernel::kTensor) >= kSMs / 2;
+  // float32 on tensor cores, wherever half of the multiprocessors get a tile that is not mostly empty; splits are blocks, too.
+  const bool tensor = p.in_type == Type::kF32 && rows > 32 && p.ks > 16 && p.chs * p.taps() >= 32 &&
+                      blocks(Kernel::kTensor) >= kSMs / 2;
   if (p.ks <= 8) c.kernel = Kernel::kNarrow;  // a 64-wide tile would be empty by 7/8
   else if (tensor) c.kernel = Kernel::kTensor;
   else if (tall && blocks(Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two per multiprocessor hide latency
