@@ -25,7 +25,9 @@ def gradients(precision, n, c, h, k, window, groups, layout):
     filters = "HWIO" if layout == "NHWC" else "OIHW"
     shape = {"N": n, "C": c, "H": h, "W": h}
     x = rng.standard_normal([shape[a] for a in layout]).astype(np.float32)
-    w = rng.standard_normal([{"H": window, "W": window, "I": c // groups, "O": k}[a] for a in filters]).astype(np.float32)
+    w = rng.standard_normal([{"H": window, "W": window, "I": c // groups, "O": k}[a] for a in filters]).astype(
+        np.float32
+    )
     dy = rng.standard_normal([shape[a] if a != "C" else k for a in layout]).astype(np.float32)
 
     def conv(x, w):

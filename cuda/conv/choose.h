@@ -5,6 +5,7 @@
 #include "conv/depthwise.h"
 #include "conv/im2col.h"
 #include "conv/select.h"
+#include "conv/sm90_f32.h"
 
 namespace jaxprims {
 namespace conv {
@@ -14,12 +15,14 @@ enum class Route : int {
   kSm90 = 1,       // sm90_conv.cuh, sm90_wgrad.cuh
   kGeneral = 2,    // implicit_gemm.cuh, direct.cuh
   kIm2col = 3,     // im2col.cu
+  kSm90F32 = 4,    // sm90_f32.cuh
 };
 
 struct Choice {
   Route route = Route::kGeneral;
   DwPlan depthwise;
   Im2colPlan im2col;
+  Sm90F32Plan sm90_f32;
   Config config;  // kSm90, kGeneral
 };
 
@@ -41,6 +44,13 @@ inline Choice choose(const Problem& p, bool sm90, int64_t workspace) {
       return c;
     }
   }
+  if (sm90 && p.in_type == Type::kF32 && p.algorithm != Algorithm::kDirect) {
+    c.sm90_f32 = sm90_f32_plan(p);
+    if (c.sm90_f32.reason == nullptr) {
+      c.route = Route::kSm90F32;
+      return c;
+    }
+  }
   c.config = select(p, sm90 && p.in_type != Type::kF32 && p.algorithm != Algorithm::kDirect, workspace);
   c.route = c.config.kernel == Kernel::kSm90 ? Route::kSm90 : Route::kGeneral;
   return c;
@@ -53,6 +63,8 @@ inline std::string describe(const Choice& c) {
     case Route::kIm2col: return "im2col, " + std::to_string(c.im2col.images) + " images a round";
     case Route::kDepthwise: return "depthwise";
     case Route::kSm90: return "wgmma " + tile(64 * c.config.sm90.mb, 64 * c.config.sm90.nb);
+    case Route::kSm90F32:
+      return "wgmma " + tile(c.sm90_f32.pixels(), 64 * c.sm90_f32.cb) + (c.sm90_f32.exact ? ", three products of TF32" : ", TF32");
     case Route::kGeneral: break;
   }
   const std::string splits = c.config.splits > 1 ? ", " + std::to_string(c.config.splits) + " splits" : "";

@@ -1,35 +1,37 @@
-// Norms whose statistics run down the columns of an [outer, rows, width] array, in 16-byte vectors across the columns: batch norm
-// NHWC (outer 1, width C), instance norm NHWC (outer N), group norm NHWC (outer N, a statistic is `share` neighbouring columns).
+// Norms whose statistics run down the columns of an [outer, rows, width] array, in 16-byte vectors across the columns (one by one
+// where rows are not of whole vectors): batch norm NHWC (outer 1, width C), instance norm NHWC (outer N), group norm NHWC
+// (outer N, a statistic is `share` neighbouring columns).
 //   forward   y = act((x - mean) rstd scale + bias + residual)
 //   backward  dx = rstd g - (rstd (sum g + xhat sum g xhat) - cmean - 2 (x - mean) cvar) / n, dscale, dbias, dresidual (backward.cu)
-// Long: gather, merge and apply, forward and backward, share one plan of chunks and one set of loads; apart they would repeat them.
+// Long: gather, merge and apply, forward and backward, share one plan of tiles and one set of loads; apart they would repeat them.
 //
-// Work     gather: a thread owns the columns of one vector and walks down a chunk of rows, four loads in flight; moments are
-//          taken about the mean of its first rows and become (count, pivot, mean, squared deviations); the lanes of a block
-//          unite theirs in shared memory. One value per column and chunk goes to the workspace.
-//          merge: statistics unite chunks and columns, 32 threads each; parameter gradients add theirs from the same values.
-//          apply: as gather, from the last row up: the end of a chunk was read last and may still lie in L2.
+// Work     gather: a thread owns the columns of one vector and visits the tiles of its block, four rows in flight; all blocks
+//          together sweep the rows from the last to the first; moments are taken about the mean of a thread's first rows and
+//          become (count, pivot, mean, squared deviations); the lanes of a block unite theirs in shared memory. One value per
+//          column and block goes to the workspace.
+//          merge: a statistic unites blocks and columns, 32 or 128 threads each; parameter gradients add theirs from the same values.
+//          apply: sweeps from the first row to the last: what was read last may still lie in L2.
 // Order of every sum: fixed by the shape alone. Nothing is atomic.
 // Cost     forward: x twice, y once; backward: x and dy twice, dx once. Bound: memory.
-// Ladder   (before set-up by vectors and numbers of statistics, which is not measured) one H200, bfloat16, 256x56x56x256, sums of the
-//          kernels' times under ncu; the general kernels before: a benchmark's
-//          4145 us forward and 10067 us backward.
+// Ladder   one H200, bfloat16, 256x56x56x256. Blocks with a contiguous chunk each, sums of the kernels' times under ncu:
 //            forward   361 us: gather 104 (3.96 TB/s), merge 13, apply 244 (3.27 TB/s)
 //            backward  552 us: gather 198 (4.15 TB/s), merge 8, apply 346 (3.5 TB/s)
-//          group norm 32x64x64x320, 32 groups: forward 149 us (681 before), backward 202 us (2097 before); apply's set-up rules.
-#include "norm/fast.cuh"
+//          Sweeps, wide merges, packed vectors, a program's time with its launches: forward 360 us, forward and backward 909 us
+//          (3.6 TB/s). Two or eight rows in flight, two to four blocks an SM forward: 360 to 386; 48 blocks an SM for apply: 359.
+#include <type_traits>
+
+#include "norm/columns.cuh"
 
 namespace jaxprims {
 namespace norm {
 namespace {
 
 constexpr int kMerge = 4;  // values that a thread of a merge loads at a time
-constexpr int kUnroll = 4, kFew = 3;  // loads in flight of each array; four would spill where a thread holds most
 
-struct Spot {  // of a thread in its block's chunk
+struct Spot {  // of a thread
   bool live;
   int lane;
-  int64_t outer, chunk, column, begin, end;
+  int64_t outer, chunk, column;
 };
 __device__ __forceinline__ Spot spot(const ColumnPlan& q, int vec) {
   Spot s;
@@ -39,122 +41,50 @@ __device__ __forceinline__ Spot spot(const ColumnPlan& q, int vec) {
   s.lane = threadIdx.x / q.cols;
   s.column = (strip * q.cols + col) * vec;
   s.live = s.lane < q.lanes && s.column < q.width;
-  s.begin = s.chunk * q.length;
-  s.end = s.begin + q.length < q.rows ? s.begin + q.length : q.rows;
   return s;
 }
 
-// Values first, first + 1, ... of an array: one access where they are aligned.
-template <class T>
-__device__ __forceinline__ void neighbours(const Array& a, int64_t first, float (&v)[kVec<T>]) {
-  constexpr int V = kVec<T>;
-  if (sizeof(T) == 4 || a.type == Type::kSame) {
-    unpack<T>(take_vector(static_cast<const T*>(a.data) + first), v);
-  } else {
-    const float4* const f = reinterpret_cast<const float4*>(static_cast<const float*>(a.data) + first);
-#pragma unroll
-    for (int i = 0; i < V / 4; ++i) {
-      const float4 w = f[i];
-      v[4 * i] = w.x, v[4 * i + 1] = w.y, v[4 * i + 2] = w.z, v[4 * i + 3] = w.w;
-    }
+// The rows of a thread, kRows at a time: row, row + lanes, ... of its block's tiles. Sweep down (from the last tile) or up.
+template <int kRows>
+struct Rows {
+  int row, step, rows, lanes;  // the first row of the present tile; negative step: downwards
+  __device__ __forceinline__ Rows(const ColumnPlan& q, const Spot& s, bool down) : rows(static_cast<int>(q.rows)), lanes(q.lanes) {
+    const int tile = kRows * q.lanes, tiles = (rows + tile - 1) / tile, chunk = static_cast<int>(s.chunk);
+    row = (down ? tiles - 1 - chunk : chunk) * tile + s.lane;
+    step = (down ? -1 : 1) * static_cast<int>(q.chunks) * tile;
+    if (down && row >= rows) row += step;  // the last tile may end before this lane
   }
-}
-template <class T>
-__device__ __forceinline__ float value_at(const Array& a, int64_t j) {
-  return a.type == Type::kSame ? to_float(static_cast<const T*>(a.data)[j]) : static_cast<const float*>(a.data)[j];
-}
-
-// An array's values at a vector of columns; i is the element of the first.
-template <class T>
-__device__ __forceinline__ void column_values(const Array& a, int64_t i, bool wide, float otherwise, float (&v)[kVec<T>]) {
-  constexpr int V = kVec<T>;
-  if (!a.here()) {
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = otherwise;
-    return;
-  }
-  const int64_t first = a.runs.at(i, wide);
-  if (a.runs.mode != Runs::kZero && a.runs.inner_post.d == 1 && (a.runs.inner.d & (V - 1)) == 0) {
-    neighbours<T>(a, first, v);
-    return;
-  }
-#pragma unroll
-  for (int e = 0; e < V; ++e) v[e] = value_at<T>(a, e == 0 ? first : a.runs.at(i + e, wide));
-}
-
-// The numbers of the statistics of a thread's columns: statistics' arrays lie in this order (columns_fit).
-template <int V>
-struct Numbers {
-  int64_t first;
-  int up[V];  // the number less `first`
-  bool next;  // one for each column
+  __device__ __forceinline__ bool more() const { return row >= 0 && row < rows; }
+  __device__ __forceinline__ void next() { row += step; }
+  __device__ __forceinline__ bool has(int u) const { return row + u * lanes < rows; }
 };
-template <int V>
-__device__ __forceinline__ Numbers<V> numbers(const ColumnPlan& q, const Spot& s) {
-  Numbers<V> n;
-  n.next = q.share == 1;
-  const int column = static_cast<int>(s.column), group = column / q.share;
-  int rest = column - group * q.share, up = 0;
-  n.first = s.outer * (q.width / q.share) + group;
-#pragma unroll
-  for (int e = 0; e < V; ++e) {
-    n.up[e] = up;
-    if (++rest == q.share) rest = 0, ++up;
-  }
-  return n;
-}
-template <class T>
-__device__ __forceinline__ void stat_values(const Array& a, const Numbers<kVec<T>>& n, float (&v)[kVec<T>]) {
-  constexpr int V = kVec<T>;
-  if (!a.here()) {
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = 0.f;
-  } else if (n.next) {
-    neighbours<T>(a, n.first, v);
-  } else {
-#pragma unroll
-    for (int e = 0; e < V; ++e) v[e] = value_at<T>(a, n.first + n.up[e]);
-  }
-}
-
-// rstd * scale. Forward and backward form z = fmaf(x - mean, factor, bias) alike, so that both see the same side of a kink.
-template <class T>
-__device__ __forceinline__ void factors(const Problem& p, const Numbers<kVec<T>>& at, int64_t i, float (&v)[kVec<T>]) {
-  constexpr int V = kVec<T>;
-  float scale[V];
-  stat_values<T>(p.a[kVar], at, v);
-  column_values<T>(p.a[kScale], i, p.wide, 1.f, scale);
-#pragma unroll
-  for (int e = 0; e < V; ++e) v[e] = inverse_root(v[e], p.eps) * scale[e];
-}
 
 // --- gather -----------------------------------------------------------------------------------------------------------------
 
-template <class T>
-__global__ void __launch_bounds__(256, 3)
+template <class T, int V, int kRows, int kBlocks>
+__global__ void __launch_bounds__(256, kBlocks)
 columns_gather_moments(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q, Value* partial) {
-  constexpr int V = kVec<T>;
   __shared__ Value slot[V][256];
   const Spot s = spot(q, V);
   float pivot[V], a[V], b[V];
 #pragma unroll
   for (int e = 0; e < V; ++e) pivot[e] = a[e] = b[e] = 0.f;
-  int64_t n = 0;
-  if (s.live && s.begin + s.lane < s.end) {
-    n = (s.end - s.begin - s.lane + q.lanes - 1) / q.lanes;
-    const int64_t step = q.lanes * q.width;
-    const T* x = static_cast<const T*>(p.a[kX].data) + (s.outer * q.rows + s.begin + s.lane) * q.width + s.column;
-    for (int64_t r = 0; r < n; r += kUnroll, x += kUnroll * step) {
-      Held<T> h[kUnroll];
+  int n = 0;
+  if (s.live) {
+    const T* const x = static_cast<const T*>(p.a[kX].data) + s.outer * q.rows * q.width + s.column;
+    for (Rows<kRows> at(q, s, true); at.more(); at.next()) {
+      Packed<V> h[kRows];
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) h[u] = take_vector(r + u < n ? x + u * step : x);
-      if (r == 0 && !p.rms) {  // exact for a constant
-        const float share = 1.f / kUnroll;
+      for (int u = 0; u < kRows; ++u)
+        if (at.has(u)) h[u] = Packed<V>::take(x + (at.row + u * q.lanes) * q.width);
+      if (n == 0 && !p.rms) {  // the mean of the first rows; exact for a constant
+        const float share = 1.f / kRows;
         float first[V], v[V];
-        unpack<T>(h[0], first);
+        widen<T>(h[0], first);
 #pragma unroll
-        for (int u = 1; u < kUnroll; ++u) {
-          unpack<T>(h[u], v);
+        for (int u = 1; u < kRows; ++u) {
+          if (!at.has(u)) continue;
+          widen<T>(h[u], v);
 #pragma unroll
           for (int e = 0; e < V; ++e) pivot[e] += v[e] - first[e];
         }
@@ -162,10 +92,11 @@ columns_gather_moments(const __grid_constant__ Problem p, const __grid_constant_
         for (int e = 0; e < V; ++e) pivot[e] = first[e] + pivot[e] * share;
       }
 #pragma unroll
-      for (int u = 0; u < kUnroll; ++u) {
-        if (r + u >= n) continue;
+      for (int u = 0; u < kRows; ++u) {
+        if (!at.has(u)) continue;
+        ++n;
         float v[V];
-        unpack<T>(h[u], v);
+        widen<T>(h[u], v);
 #pragma unroll
         for (int e = 0; e < V; ++e) {
           const float d = v[e] - pivot[e];
@@ -202,51 +133,45 @@ columns_gather_moments(const __grid_constant__ Problem p, const __grid_constant_
   for (int e = 0; e < V; ++e) out[e] = slot[e][threadIdx.x];
 }
 
-template <class T>
-__global__ void __launch_bounds__(256, 2)
+template <class T, int V, bool kAct, int kRows, int kBlocks>
+__global__ void __launch_bounds__(256, kBlocks)
 columns_gather_sums(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q, float2* partial) {
-  constexpr int V = kVec<T>;
   __shared__ float2 slot[V][256];
   const Spot s = spot(q, V);
   float a[V], b[V];
 #pragma unroll
   for (int e = 0; e < V; ++e) a[e] = b[e] = 0.f;
-  if (s.live && s.begin + s.lane < s.end) {
-    const int64_t n = (s.end - s.begin - s.lane + q.lanes - 1) / q.lanes, step = q.lanes * q.width;
-    const int64_t top = s.outer * q.rows * q.width + s.column, from = top + (s.begin + s.lane) * q.width;
-    auto in = [&](Name n, int64_t down) { return static_cast<const T*>(p.a[n].data) + (from + down); };
-    const Numbers<V> at = numbers<V>(q, s);
-  float mean[V], low[V], factor[V], bias[V];
+  if (s.live) {
+    const int64_t top = s.outer * q.rows * q.width + s.column;
+    auto in = [&](Name n, int64_t down) { return static_cast<const T*>(p.a[n].data) + (top + down); };
+    const Numbers<V> at = numbers<V>(q.share, q.width, s.outer, s.column);
+    float mean[V], factor[V], bias[V];
     stat_values<T>(p.a[kMean], at, mean);
-    stat_values<T>(p.a[kLow], at, low);
+    if (kAct) line<T>(p, at, top, factor, bias);
+    const bool more = kAct && p.a[kResidual].here();
+    for (Rows<kRows> r(q, s, true); r.more(); r.next()) {
+      Packed<V> hx[kRows], hd[kRows];
 #pragma unroll
-    for (int e = 0; e < V; ++e) factor[e] = bias[e] = 0.f;
-    if (p.act != Act::kNone) {
-      factors<T>(p, at, top, factor);
-      column_values<T>(p.a[kBias], top, p.wide, 0.f, bias);
-    }
-    for (int64_t r = 0; r < n; r += kFew) {
-      Held<T> hx[kFew], hd[kFew];
-#pragma unroll
-      for (int u = 0; u < kFew; ++u) {
-        const int64_t down = (r + u < n ? r + u : r) * step;
-        hx[u] = take_vector(in(kX, down));
-        hd[u] = take_vector(in(kDy, down));
+      for (int u = 0; u < kRows; ++u) {
+        if (!r.has(u)) continue;
+        const int64_t down = (r.row + u * q.lanes) * q.width;
+        hx[u] = Packed<V>::take(in(kX, down));
+        hd[u] = Packed<V>::take(in(kDy, down));
       }
 #pragma unroll
-      for (int u = 0; u < kFew; ++u) {
-        if (r + u >= n) continue;
+      for (int u = 0; u < kRows; ++u) {
+        if (!r.has(u)) continue;
         float c[V], h[V];
-        unpack<T>(hx[u], c);
-        unpack<T>(hd[u], h);
+        widen<T>(hx[u], c);
+        widen<T>(hd[u], h);
 #pragma unroll
-        for (int e = 0; e < V; ++e) c[e] = (c[e] - mean[e]) - low[e];
-        if (p.act != Act::kNone) {
+        for (int e = 0; e < V; ++e) c[e] -= mean[e];
+        if (kAct) {
           float z[V], w[V];
 #pragma unroll
           for (int e = 0; e < V; ++e) z[e] = fmaf(c[e], factor[e], bias[e]);
-          if (p.a[kResidual].here()) {
-            unpack<T>(take_vector(in(kResidual, (r + u) * step)), w);
+          if (more) {
+            widen<T>(Packed<V>::take(in(kResidual, (r.row + u * q.lanes) * q.width)), w);
 #pragma unroll
             for (int e = 0; e < V; ++e) z[e] += w[e];
           }
@@ -255,16 +180,18 @@ columns_gather_sums(const __grid_constant__ Problem p, const __grid_constant__ C
 #pragma unroll
         for (int e = 0; e < V; ++e) {
           a[e] += h[e];
-          b[e] += h[e] * c[e];
+          b[e] = fmaf(h[e], c[e], b[e]);
         }
       }
     }
   }
   if (s.live) {
-    float var[V];
-    stat_values<T>(p.a[kVar], numbers<V>(q, s), var);
+    float var[V], low[V];
+    const Numbers<V> at = numbers<V>(q.share, q.width, s.outer, s.column);
+    stat_values<T>(p.a[kVar], at, var);
+    stat_values<T>(p.a[kLow], at, low);
 #pragma unroll
-    for (int e = 0; e < V; ++e) b[e] *= inverse_root(var[e], p.eps);
+    for (int e = 0; e < V; ++e) b[e] = (b[e] - low[e] * a[e]) * inverse_root(var[e], p.eps);
   }
 #pragma unroll
   for (int e = 0; e < V; ++e) slot[e][threadIdx.x] = {a[e], b[e]};
@@ -287,13 +214,13 @@ columns_gather_sums(const __grid_constant__ Problem p, const __grid_constant__ C
   for (int e = 0; e < V; ++e) out[e] = slot[e][threadIdx.x];
 }
 
-// --- merge: a block has 8 neighbouring results, 32 threads for each -------------------------------------------------------------
+// --- merge: a block has 8 neighbouring results, `lanes` threads for each -----------------------------------------------------------
 
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(1024)
 columns_merge_moments(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q, const Value* partial) {
-  __shared__ Value slot[256];
-  const int lane = threadIdx.x >> 3;
+  __shared__ Value slot[1024];
+  const int lane = threadIdx.x >> 3, lanes = blockDim.x >> 3;
   const int64_t across = q.width / q.share, s = static_cast<int64_t>(blockIdx.x) * 8 + (threadIdx.x & 7);
   const bool live = s < q.outer * across;
   Value v{0.f, 0.f, 0.f, 0.f};
@@ -301,11 +228,11 @@ columns_merge_moments(const __grid_constant__ Problem p, const __grid_constant__
     const int64_t outer = s / across, group = s - outer * across;
     const Value* const from = partial + outer * q.chunks * q.width + group * q.share;
     const int count = static_cast<int>(q.chunks) * q.share;
-    for (int e = lane; e < count; e += 32 * kMerge) {
+    for (int e = lane; e < count; e += lanes * kMerge) {
       Value u[kMerge];
 #pragma unroll
       for (int m = 0; m < kMerge; ++m) {
-        const int at = e + 32 * m, c = at / q.share;
+        const int at = e + lanes * m, c = at / q.share;
         u[m] = at < count ? from[c * q.width + (at - c * q.share)] : Value{0.f, 0.f, 0.f, 0.f};
       }
 #pragma unroll
@@ -313,8 +240,7 @@ columns_merge_moments(const __grid_constant__ Problem p, const __grid_constant__
     }
   }
   slot[threadIdx.x] = v;
-#pragma unroll
-  for (int half = 16; half > 0; half >>= 1) {
+  for (int half = lanes / 2; half > 0; half >>= 1) {
     __syncthreads();
     if (lane < half) slot[threadIdx.x] = joined<Gather::kMoments>(slot[threadIdx.x], slot[threadIdx.x + half * 8], p.rms);
   }
@@ -323,11 +249,11 @@ columns_merge_moments(const __grid_constant__ Problem p, const __grid_constant__
 
 // Blocks [0, stats) have statistics' totals, the others the columns' parameter gradients.
 template <class T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(1024)
 columns_merge_sums(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q, const float2* partial, Value* totals,
                    int64_t stats, int each) {
-  __shared__ float2 slot[256];
-  const int lane = threadIdx.x >> 3;
+  __shared__ float2 slot[1024];
+  const int lane = threadIdx.x >> 3, lanes = blockDim.x >> 3;
   const bool total = blockIdx.x < stats;
   const int64_t s = (blockIdx.x - (total ? 0 : stats)) * 8 + (threadIdx.x & 7);
   const int64_t across = total ? q.width / q.share : q.width;
@@ -339,7 +265,7 @@ columns_merge_sums(const __grid_constant__ Problem p, const __grid_constant__ Co
     const int64_t i = outer * q.rows * q.width + at * q.share;
     const int count = static_cast<int>(q.chunks) * q.share;
 #pragma unroll 4
-    for (int e = lane; e < count; e += 32) {
+    for (int e = lane; e < count; e += lanes) {
       const int c = e / q.share, k = e - c * q.share;
       const float2 u = from[static_cast<int64_t>(c) * q.width + k];
       const float w = get_or<T>(p.a[kScale], i + k, p.wide, 1.f);
@@ -349,14 +275,13 @@ columns_merge_sums(const __grid_constant__ Problem p, const __grid_constant__ Co
     const float2* const from = partial + outer * q.chunks * q.width + at;
     const int64_t count = each == 2 ? q.chunks : q.outer * q.chunks;
 #pragma unroll 4
-    for (int64_t e = lane; e < count; e += 32) {
+    for (int64_t e = lane; e < count; e += lanes) {
       const float2 u = from[e * q.width];
       v.x += u.x, v.y += u.y;
     }
   }
   slot[threadIdx.x] = v;
-#pragma unroll
-  for (int half = 16; half > 0; half >>= 1) {
+  for (int half = lanes / 2; half > 0; half >>= 1) {
     __syncthreads();
     if (lane < half) {
       slot[threadIdx.x].x += slot[threadIdx.x + half * 8].x;
@@ -376,58 +301,57 @@ columns_merge_sums(const __grid_constant__ Problem p, const __grid_constant__ Co
 
 // --- apply ------------------------------------------------------------------------------------------------------------------
 
-template <class T>
-__global__ void __launch_bounds__(256, 3) columns_apply_forward(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q) {
-  constexpr int V = kVec<T>;
+template <class T, int V, bool kMore, int kRows, int kBlocks>
+__global__ void __launch_bounds__(256, kBlocks) columns_apply_forward(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q) {
   const Spot s = spot(q, V);
-  if (!s.live || s.begin + s.lane >= s.end) return;
-  const int64_t n = (s.end - s.begin - s.lane + q.lanes - 1) / q.lanes, step = q.lanes * q.width;
-  const int64_t top = s.outer * q.rows * q.width + s.column, from = top + (s.end - 1 - s.lane) * q.width;
-  const T* x = static_cast<const T*>(p.a[kX].data) + from;
-  const T* more = p.a[kResidual].here() ? static_cast<const T*>(p.a[kResidual].data) + from : nullptr;
-  T* y = static_cast<T*>(p.a[kY].data) + from;
-  const Numbers<V> at = numbers<V>(q, s);
-  float mean[V], low[V], factor[V], bias[V];
+  if (!s.live) return;
+  const int64_t top = s.outer * q.rows * q.width + s.column;
+  const T* const x = static_cast<const T*>(p.a[kX].data) + top;
+  const T* const residual = kMore ? static_cast<const T*>(p.a[kResidual].data) + top : nullptr;
+  T* const y = static_cast<T*>(p.a[kY].data) + top;
+  const Numbers<V> at = numbers<V>(q.share, q.width, s.outer, s.column);
+  float mean[V], factor[V], bias[V];
   stat_values<T>(p.a[kMean], at, mean);
-  stat_values<T>(p.a[kLow], at, low);
-  factors<T>(p, at, top, factor);
-  column_values<T>(p.a[kBias], top, p.wide, 0.f, bias);
-  for (int64_t r = 0; r < n; r += kFew) {
-    Held<T> hx[kFew];
+  line<T>(p, at, top, factor, bias);
+  for (Rows<kRows> r(q, s, false); r.more(); r.next()) {
+    Packed<V> hx[kRows], hr[kRows];
 #pragma unroll
-    for (int u = 0; u < kFew; ++u) hx[u] = take_once(x - (r + u < n ? r + u : r) * step);
+    for (int u = 0; u < kRows; ++u) {
+      if (!r.has(u)) continue;
+      const int64_t down = (r.row + u * q.lanes) * q.width;
+      hx[u] = Packed<V>::take_once(x + down);
+      if (kMore) hr[u] = Packed<V>::take_once(residual + down);
+    }
 #pragma unroll
-    for (int u = 0; u < kFew; ++u) {
-      if (r + u >= n) continue;
+    for (int u = 0; u < kRows; ++u) {
+      if (!r.has(u)) continue;
       float z[V], w[V];
-      unpack<T>(hx[u], z);
+      widen<T>(hx[u], z);
 #pragma unroll
-      for (int e = 0; e < V; ++e) z[e] = fmaf((z[e] - mean[e]) - low[e], factor[e], bias[e]);
-      if (more != nullptr) {
-        unpack<T>(take_once(more - (r + u) * step), w);
+      for (int e = 0; e < V; ++e) z[e] = fmaf(z[e] - mean[e], factor[e], bias[e]);
+      if (kMore) {
+        widen<T>(hr[u], w);
 #pragma unroll
         for (int e = 0; e < V; ++e) z[e] += w[e];
       }
       activate(p.act, z);
-      give(y - (r + u) * step, z);
+      give(y + (r.row + u * q.lanes) * q.width, z);
     }
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(256, 2)
+template <class T, int V, bool kAct, int kRows, int kBlocks>
+__global__ void __launch_bounds__(256, kBlocks)
 columns_apply_backward(const __grid_constant__ Problem p, const __grid_constant__ ColumnPlan q, const Value* totals) {
-  constexpr int V = kVec<T>;
   const Spot s = spot(q, V);
-  if (!s.live || s.begin + s.lane >= s.end) return;
-  const int64_t n = (s.end - s.begin - s.lane + q.lanes - 1) / q.lanes, step = q.lanes * q.width;
-  const int64_t top = s.outer * q.rows * q.width + s.column, from = top + (s.end - 1 - s.lane) * q.width;
-  auto in = [&](Name n, int64_t back) { return static_cast<const T*>(p.a[n].data) + (from - back); };
-  auto out = [&](Name n, int64_t back) { return static_cast<T*>(p.a[n].data) + (from - back); };
-  const Numbers<V> at = numbers<V>(q, s);
-  float mean[V], low[V], factor[V], bias[V], k1[V], k2[V];
+  if (!s.live) return;
+  const int64_t top = s.outer * q.rows * q.width + s.column;
+  auto in = [&](Name n, int64_t down) { return static_cast<const T*>(p.a[n].data) + (top + down); };
+  auto out = [&](Name n, int64_t down) { return static_cast<T*>(p.a[n].data) + (top + down); };
+  const Numbers<V> at = numbers<V>(q.share, q.width, s.outer, s.column);
+  float mean[V], factor[V], bias[V], k1[V], k2[V];
   stat_values<T>(p.a[kMean], at, mean);
-  stat_values<T>(p.a[kLow], at, low);
+  stat_values<T>(p.a[kLow], at, bias);
   stat_values<T>(p.a[kVar], at, factor);
   stat_values<T>(p.a[kCmean], at, k1);
   stat_values<T>(p.a[kCvar], at, k2);
@@ -436,84 +360,128 @@ columns_apply_backward(const __grid_constant__ Problem p, const __grid_constant_
     const float rstd = inverse_root(factor[e], p.eps);
     const Value t = totals[at.first + at.up[e]];
     const float inv_n = 1.f / t.n;
-    k1[e] = (rstd * (p.rms ? 0.f : t.a) - k1[e]) * inv_n;
     k2[e] = (rstd * (rstd * t.b) - 2.f * k2[e]) * inv_n;
-    bias[e] = 0.f;
+    k1[e] = (rstd * (p.rms ? 0.f : t.a) - k1[e]) * inv_n - bias[e] * k2[e];
   }
-  factors<T>(p, at, top, factor);
-  if (p.act != Act::kNone) column_values<T>(p.a[kBias], top, p.wide, 0.f, bias);
-  for (int64_t r = 0; r < n; r += kFew) {
-    Held<T> hx[kFew], hd[kFew];
+  line<T>(p, at, top, factor, bias);
+  const bool more = kAct && p.a[kResidual].here(), both = p.a[kDresidual].here();
+  for (Rows<kRows> r(q, s, false); r.more(); r.next()) {
+    Packed<V> hx[kRows], hd[kRows];
 #pragma unroll
-    for (int u = 0; u < kFew; ++u) {
-      const int64_t back = (r + u < n ? r + u : r) * step;
-      hx[u] = take_once(in(kX, back));
-      hd[u] = take_once(in(kDy, back));
+    for (int u = 0; u < kRows; ++u) {
+      if (!r.has(u)) continue;
+      const int64_t down = (r.row + u * q.lanes) * q.width;
+      hx[u] = Packed<V>::take_once(in(kX, down));
+      hd[u] = Packed<V>::take_once(in(kDy, down));
     }
 #pragma unroll
-    for (int u = 0; u < kFew; ++u) {
-      if (r + u >= n) continue;
-      const int64_t back = (r + u) * step;
+    for (int u = 0; u < kRows; ++u) {
+      if (!r.has(u)) continue;
+      const int64_t down = (r.row + u * q.lanes) * q.width;
       float c[V], h[V];
-      unpack<T>(hx[u], c);
-      unpack<T>(hd[u], h);
+      widen<T>(hx[u], c);
+      widen<T>(hd[u], h);
 #pragma unroll
-      for (int e = 0; e < V; ++e) c[e] = (c[e] - mean[e]) - low[e];
-      if (p.act != Act::kNone) {
+      for (int e = 0; e < V; ++e) c[e] -= mean[e];
+      if (kAct) {
         float z[V], w[V];
 #pragma unroll
         for (int e = 0; e < V; ++e) z[e] = fmaf(c[e], factor[e], bias[e]);
-        if (p.a[kResidual].here()) {
-          unpack<T>(take_once(in(kResidual, back)), w);
+        if (more) {
+          widen<T>(Packed<V>::take_once(in(kResidual, down)), w);
 #pragma unroll
           for (int e = 0; e < V; ++e) z[e] += w[e];
         }
         times_slope(p.act, z, h);
       }
-      if (p.a[kDresidual].here()) give(out(kDresidual, back), h);
+      if (both) give(out(kDresidual, down), h);
 #pragma unroll
-      for (int e = 0; e < V; ++e) h[e] = factor[e] * h[e] - k1[e] - c[e] * k2[e];
-      give(out(kDx, back), h);
+      for (int e = 0; e < V; ++e) h[e] = fmaf(factor[e], h[e], -fmaf(c[e], k2[e], k1[e]));
+      give(out(kDx, down), h);
     }
   }
 }
 
 }  // namespace
 
-cudaError_t columns_moments(ffi::DataType dtype, const Problem& p, const ColumnPlan& q, Value* partial, cudaStream_t stream) {
+// Threads of a merge of `count` parts each.
+unsigned merge_threads(int64_t count) { return count > 256 ? 1024 : 256; }
+
+// f(a value of the type, the columns of a thread).
+template <class F>
+cudaError_t with_vector(ffi::DataType dtype, const ColumnPlan& q, F&& f) {
   return with_type(dtype, [&](auto zero) {
+    if (q.vec == 1) return f(zero, std::integral_constant<int, 1>{});
+    return f(zero, std::integral_constant<int, kVec<decltype(zero)>>{});
+  });
+}
+
+cudaError_t columns_moments(ffi::DataType dtype, const Problem& p, const ColumnPlan& q, Value* partial, cudaStream_t stream) {
+  return with_vector(dtype, q, [&](auto zero, auto vec) {
     using T = decltype(zero);
-    columns_gather_moments<T><<<static_cast<unsigned>(q.blocks()), 256, 0, stream>>>(p, q, partial);
+    constexpr int V = decltype(vec)::value;
+    const unsigned blocks = static_cast<unsigned>(q.blocks());
+    if constexpr (V == 1) {
+      columns_gather_moments<T, 1, 8, 4><<<blocks, 256, 0, stream>>>(p, q, partial);
+    } else {
+      columns_gather_moments<T, V, 4, 3><<<blocks, 256, 0, stream>>>(p, q, partial);
+    }
     const int64_t stats = q.outer * (q.width / q.share);
-    columns_merge_moments<T><<<static_cast<unsigned>(ceil_div(stats, 8)), 256, 0, stream>>>(p, q, partial);
+    columns_merge_moments<T><<<static_cast<unsigned>(ceil_div(stats, 8)), merge_threads(q.chunks * q.share), 0, stream>>>(p, q, partial);
     return cudaGetLastError();
   });
 }
 
 cudaError_t columns_forward(ffi::DataType dtype, const Problem& p, const ColumnPlan& q, cudaStream_t stream) {
-  return with_type(dtype, [&](auto zero) {
+  return with_vector(dtype, q, [&](auto zero, auto vec) {
     using T = decltype(zero);
-    columns_apply_forward<T><<<static_cast<unsigned>(q.blocks()), 256, 0, stream>>>(p, q);
+    constexpr int V = decltype(vec)::value;
+    const unsigned blocks = static_cast<unsigned>(q.blocks());
+    if constexpr (V == 1) {
+      if (p.a[kResidual].here()) columns_apply_forward<T, 1, true, 8, 4><<<blocks, 256, 0, stream>>>(p, q);
+      else columns_apply_forward<T, 1, false, 8, 4><<<blocks, 256, 0, stream>>>(p, q);
+    } else if (p.a[kResidual].here()) {
+      columns_apply_forward<T, V, true, 4, 2><<<blocks, 256, 0, stream>>>(p, q);
+    } else {
+      columns_apply_forward<T, V, false, 4, 3><<<blocks, 256, 0, stream>>>(p, q);
+    }
     return cudaGetLastError();
   });
 }
 
 cudaError_t columns_sums(ffi::DataType dtype, const Problem& p, const ColumnPlan& q, float2* partial, Value* totals, int each,
                          cudaStream_t stream) {
-  return with_type(dtype, [&](auto zero) {
+  return with_vector(dtype, q, [&](auto zero, auto vec) {
     using T = decltype(zero);
-    columns_gather_sums<T><<<static_cast<unsigned>(q.blocks()), 256, 0, stream>>>(p, q, partial);
+    constexpr int V = decltype(vec)::value;
+    const unsigned blocks = static_cast<unsigned>(q.blocks());
+    if constexpr (V == 1) {
+      columns_gather_sums<T, 1, true, 8, 4><<<blocks, 256, 0, stream>>>(p, q, partial);
+    } else if (p.act == Act::kNone) {
+      columns_gather_sums<T, V, false, 4, 2><<<blocks, 256, 0, stream>>>(p, q, partial);
+    } else {
+      columns_gather_sums<T, V, true, 4, 2><<<blocks, 256, 0, stream>>>(p, q, partial);
+    }
     const int64_t stats = totals != nullptr ? ceil_div(q.outer * (q.width / q.share), 8) : 0;
     const int64_t columns = each == 0 ? 0 : ceil_div(each == 2 ? q.outer * q.width : q.width, 8);
-    columns_merge_sums<T><<<static_cast<unsigned>(stats + columns), 256, 0, stream>>>(p, q, partial, totals, stats, each);
+    columns_merge_sums<T><<<static_cast<unsigned>(stats + columns), merge_threads(q.chunks * q.share), 0, stream>>>(p, q, partial, totals,
+                                                                                                                 stats, each);
     return cudaGetLastError();
   });
 }
 
 cudaError_t columns_backward(ffi::DataType dtype, const Problem& p, const ColumnPlan& q, const Value* totals, cudaStream_t stream) {
-  return with_type(dtype, [&](auto zero) {
+  return with_vector(dtype, q, [&](auto zero, auto vec) {
     using T = decltype(zero);
-    columns_apply_backward<T><<<static_cast<unsigned>(q.blocks()), 256, 0, stream>>>(p, q, totals);
+    constexpr int V = decltype(vec)::value;
+    const unsigned blocks = static_cast<unsigned>(q.blocks());
+    if constexpr (V == 1) {
+      columns_apply_backward<T, 1, true, 8, 4><<<blocks, 256, 0, stream>>>(p, q, totals);
+    } else if (p.act == Act::kNone) {
+      columns_apply_backward<T, V, false, 4, 2><<<blocks, 256, 0, stream>>>(p, q, totals);
+    } else {
+      columns_apply_backward<T, V, true, 4, 2><<<blocks, 256, 0, stream>>>(p, q, totals);
+    }
     return cudaGetLastError();
   });
 }

@@ -1,5 +1,6 @@
 // From XLA's buffers to a norm's Problem, and the order of the launches. Operands and results name their axes in the config;
 // sizes are read from the buffers, so one config serves any (sharded, symbolic) batch.
+#include "common/team.cuh"
 #include "norm/fast.h"
 #include "norm/problem.h"
 
@@ -127,19 +128,25 @@ ffi::Error no_view(const char* op) { return unsupported(std::string(op) + ": the
 
 int vector_of(ffi::DataType t) { return t == ffi::DataType::F32 ? 4 : 8; }
 
-// What is common: no mask, an activation that is inlined, every array of vectors in x's dtype over the whole index space, and
-// all of them (and parameters, which may be read as vectors) at multiples of 16 bytes.
-bool vectors_fit(const Problem& p) {
+// What is common: no mask, an activation that is inlined, every array in x's dtype that is of the whole index space.
+bool elements_fit(const Problem& p) {
   if (p.a[kMask].here() || !act_inlined(p.act) || !p.a[kX].here()) return false;
   for (int n = 0; n < kNames; ++n) {
     const Array& a = p.a[n];
     if (!a.here()) continue;
-    if (reinterpret_cast<uintptr_t>(a.data) % 16 != 0) return false;
     const bool whole = n == kX || n == kResidual || n == kDy || n == kY || n == kDx || n == kDresidual;
     if (whole && (a.type != Type::kSame || a.runs.mode != Runs::kSame)) return false;
   }
   return true;
 }
+
+// And all of them (parameters too, which may be read as vectors) at multiples of 16 bytes.
+bool aligned(const Problem& p) {
+  for (const Array& a : p.a)
+    if (a.here() && reinterpret_cast<uintptr_t>(a.data) % 16 != 0) return false;
+  return true;
+}
+bool vectors_fit(const Problem& p) { return elements_fit(p) && aligned(p); }
 
 // How a parameter lies along rows; false where no vector of it is one load or one value.
 bool row_term(const Array& a, int64_t length, int vec, RowTerm& t) {
@@ -159,7 +166,20 @@ bool row_terms(const Problem& p, int vec, RowPlan& q) {
       const Along along = along_row(p.a[n].runs, q.length);
       if (!along.ok || along.step != 0) return false;
     }
-  return row_term(p.a[kScale], q.length, vec, q.scale) && row_term(p.a[kBias], q.length, vec, q.bias);
+  if (!row_term(p.a[kScale], q.length, vec, q.scale) || !row_term(p.a[kBias], q.length, vec, q.bias)) return false;
+  q.direct = true;
+  for (const Name n : {kMean, kVar, kLow, kCount, kCmean, kCvar})
+    if (p.a[n].here() && !one_a_row(p.a[n].runs, q.rows, q.length)) q.direct = false;
+  const auto shared = [&](const Array& a, const RowTerm& t) { return t.kind == 0 || (t.kind == 1 && same_for_rows(a.runs, q.rows, q.length)); };
+  q.plain = shared(p.a[kScale], q.scale) && shared(p.a[kBias], q.bias) && !p.a[kResidual].here() && p.act == Act::kNone;
+  return true;
+}
+
+// All statistics are float32.
+bool float_stats(const Problem& p, ffi::DataType dtype) {
+  for (const Name n : {kMean, kVar, kLow, kCount})
+    if (p.a[n].here() && p.a[n].type != Type::kFloat && dtype != ffi::DataType::F32) return false;
+  return true;
 }
 
 // Rows of consecutive elements.
@@ -175,15 +195,21 @@ bool columns_fit(const Problem& p, const ColumnPlan& q) {
 
 constexpr int64_t kColumnsLeast = 1 << 15;  // elements: below, one kernel of one launch is as quick as three
 
+// Columns of a thread: one where rows are not of whole vectors.
+int columns_vector(const Call& call) {
+  const int vec = vector_of(call.dtype);
+  return aligned(call.p) && call.p.view.s1 * call.p.view.r1 % vec == 0 ? vec : 1;
+}
+
 // Moments by columns, and y behind them where it is wanted; false: not taken.
 bool by_columns(Call& call, bool then, cudaStream_t stream, cudaError_t& e) {
   Problem& p = call.p;
-  if (p.total < kColumnsLeast || call.workspace == nullptr || is_rows(p) || !vectors_fit(p)) return false;
-  const int vec = vector_of(call.dtype);
-  const ColumnPlan q = column_plan(p.view, vec, 3 * kProcessors, call.room);
+  if (p.total < kColumnsLeast || call.workspace == nullptr || is_rows(p) || !elements_fit(p)) return false;
+  const int vec = columns_vector(call);
+  const ColumnPlan q = column_plan(p.view, vec, (vec == 1 ? 4 : 3) * kProcessors, call.room);
   if (!q.ok || !columns_fit(p, q)) return false;
   e = columns_moments(call.dtype, p, q, call.workspace, stream);
-  if (e == cudaSuccess && then) e = columns_forward(call.dtype, p, column_plan(p.view, vec, 6 * kProcessors, INT64_MAX), stream);
+  if (e == cudaSuccess && then) e = columns_forward(call.dtype, p, column_plan(p.view, vec, (vec == 1 ? 4 : 6) * kProcessors, INT64_MAX), stream);
   return true;
 }
 
@@ -192,9 +218,21 @@ bool forward_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
   if (!is_rows(p)) return by_columns(call, true, stream, e);
   if (!vectors_fit(p)) return false;
   const int vec = vector_of(call.dtype);
-  RowPlan q = row_forward_plan(p.view.statistics(), p.view.r1, vec);
-  if (!q.ok || !row_terms(p, vec, q)) return false;
-  e = rows_forward(call.dtype, p, q, stream);
+  RowPlan q = row_plain_plan(p.view.statistics(), p.view.r1, vec, team::clusters_usable());
+  if (q.ok && row_terms(p, vec, q) && q.plain && q.direct && float_stats(p, call.dtype)) {
+    e = rows_plain(call.dtype, p, q, stream);
+    return true;
+  }
+  q = row_forward_plan(p.view.statistics(), p.view.r1, vec, team::clusters_usable());
+  if (q.ok) {
+    if (!row_terms(p, vec, q)) return false;
+    e = rows_forward(call.dtype, p, q, stream);
+    return true;
+  }
+  q = row_odd_plan(p.view.statistics(), p.view.r1, vec, false, false, 0);
+  if (p.view.r1 % vec == 0) return false;
+  if (!q.ok || !row_terms(p, 1, q) || !q.plain) return false;
+  e = rows_odd_forward(call.dtype, p, q, stream);
   return true;
 }
 
@@ -202,8 +240,9 @@ bool forward_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
 bool apply_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
   Problem& p = call.p;
   if (p.total < kColumnsLeast || !make_view(call.dims, call.kept, p.view) ||
-      !make_runs(call.dims, call.kept, p.by_stat) || is_rows(p) || !vectors_fit(p) || !p.a[kY].here()) return false;
-  const ColumnPlan q = column_plan(p.view, vector_of(call.dtype), 6 * kProcessors, INT64_MAX);
+      !make_runs(call.dims, call.kept, p.by_stat) || is_rows(p) || !elements_fit(p) || !p.a[kY].here()) return false;
+  const int vec = columns_vector(call);
+  const ColumnPlan q = column_plan(p.view, vec, (vec == 1 ? 4 : 6) * kProcessors, INT64_MAX);
   if (!q.ok || !columns_fit(p, q)) return false;
   e = columns_forward(call.dtype, p, q, stream);
   return true;
@@ -218,14 +257,21 @@ int column_sums(const Array& a, const ColumnPlan& q) {
   return 0;
 }
 
+// The same of both gradients, where they agree.
+int gradients(const Problem& p, const ColumnPlan& q) {
+  const int one = column_sums(p.a[kDscale], q), two = column_sums(p.a[kDbias], q);
+  return !p.a[kDbias].here() ? one : !p.a[kDscale].here() || one == two ? two : 0;
+}
+
 // dx, dresidual and, where they are reductions of the same pass, dscale and dbias; `params` tells whether these are done.
 bool backward_fast(Call& call, bool& params, cudaStream_t stream, cudaError_t& e) {
   Problem& p = call.p;
   params = false;
-  if (p.fixed || !p.a[kDx].here() || !p.a[kDy].here() || p.a[kDmean].here() || p.a[kDvar].here() || !vectors_fit(p)) return false;
-  const int vec = vector_of(call.dtype);
+  if (p.fixed || !p.a[kDx].here() || !p.a[kDy].here() || p.a[kDmean].here() || p.a[kDvar].here() || !elements_fit(p)) return false;
   const bool wanted = p.a[kDscale].here() || p.a[kDbias].here();
   if (is_rows(p)) {
+    if (!aligned(p)) return false;
+    const int vec = vector_of(call.dtype);
     bool sums = wanted;
     for (const Name n : {kDscale, kDbias}) {
       const Runs& r = p.a[n].runs;
@@ -233,26 +279,37 @@ bool backward_fast(Call& call, bool& params, cudaStream_t stream, cudaError_t& e
     }
     float* const partial = reinterpret_cast<float*>(call.workspace);
     const int64_t room = call.workspace == nullptr ? 0 : call.room * static_cast<int64_t>(sizeof(Value) / sizeof(float));
-    RowPlan q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, sums, room);
-    if (!q.ok && sums) sums = false, q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, false, 0);
-    if (!q.ok || !row_terms(p, vec, q)) return false;
-    e = rows_backward(call.dtype, p, q, partial, sums, stream);
+    const int64_t rows = p.view.statistics(), length = p.view.r1;
+    const bool odd = length % vec != 0;
+    RowPlan terms;
+    terms.rows = rows, terms.length = static_cast<int>(length);
+    if (length >= (int64_t{1} << 30) || !row_terms(p, odd ? 1 : vec, terms)) return false;
+    for (const Name n : {kCmean, kCvar, kDresidual})
+      if (p.a[n].here() && (n == kDresidual || !odd)) terms.plain = false;
+    if (odd && !terms.plain) return false;
+    if (!odd && !(terms.direct && float_stats(p, call.dtype))) terms.plain = false;
+    const auto plan = [&](bool with_sums) {
+      return odd ? row_odd_plan(rows, length, vec, true, with_sums, room)
+                 : row_backward_plan(rows, length, vec, terms.plain, with_sums, with_sums ? room : 0, team::clusters_usable());
+    };
+    RowPlan q = plan(sums);
+    if (!q.ok && sums) sums = false, q = plan(false);
+    if (!q.ok) return false;
+    q.scale = terms.scale, q.bias = terms.bias, q.plain = terms.plain, q.direct = terms.direct;
+    e = odd ? rows_odd_backward(call.dtype, p, q, partial, sums, stream) : rows_backward(call.dtype, p, q, partial, sums, stream);
     params = sums;
     return true;
   }
   if (p.total < kColumnsLeast || call.workspace == nullptr) return false;
+  const int vec = columns_vector(call);
   const int64_t stats = p.view.statistics();  // their totals lie first
-  const ColumnPlan q = column_plan(p.view, vec, 2 * kProcessors, 2 * (call.room - stats));
+  const ColumnPlan q = column_plan(p.view, vec, (vec == 1 ? 4 : 2) * kProcessors, 2 * (call.room - stats));
   if (call.room <= stats || !q.ok || !columns_fit(p, q)) return false;
-  int each = 0;
-  if (wanted) {
-    const int one = column_sums(p.a[kDscale], q), two = column_sums(p.a[kDbias], q);
-    each = !p.a[kDbias].here() ? one : !p.a[kDscale].here() || one == two ? two : 0;
-  }
+  const int each = wanted ? gradients(p, q) : 0;
   Value* const totals = call.workspace;
   e = columns_sums(call.dtype, p, q, reinterpret_cast<float2*>(totals + stats), totals, each, stream);
   if (e == cudaSuccess)
-    e = columns_backward(call.dtype, p, column_plan(p.view, vec, 4 * kProcessors, INT64_MAX), totals, stream);
+    e = columns_backward(call.dtype, p, column_plan(p.view, vec, (vec == 1 ? 4 : 8) * kProcessors, INT64_MAX), totals, stream);
   params = each != 0;
   return true;
 }

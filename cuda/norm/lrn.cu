@@ -1,4 +1,4 @@
-// Local response normalisation across channels, forward, tangent and backward.
+// Local response normalisation across channels, forward, tangent and backward: what lrn_vector.cu does not take.
 //   d_c = k + alpha * sum_{j in [c - lo, c + hi]} x_j^2,  lo = size / 2, hi = (size - 1) / 2,   y_c = x_c d_c^-beta
 //   yd_c = xd_c d_c^-beta - 2 alpha beta x_c d_c^(-beta-1) sum_{j in window(c)} x_j xd_j
 //   dx_j = dy_j d_j^-beta - 2 alpha beta x_j sum_{c in [j - hi, j + lo]} dy_c x_c d_c^(-beta-1)
@@ -7,8 +7,10 @@
 // Work     a block stages `positions` x (`tile` + halo) channels of x (and xd or dy) in shared memory as float32, consecutive
 //          threads on consecutive addresses, and computes `tile` channels of each position from there.
 // Cost     one read of each operand (and of the halo), one write; bound: memory for small windows.
+#include <initializer_list>
+
 #include "common/pack.cuh"
-#include "norm/problem.h"
+#include "norm/lrn.h"
 
 namespace jaxprims {
 namespace norm {
@@ -130,15 +132,23 @@ cudaError_t run(ffi::DataType dtype, const void* x, const void* v, void* out, co
   }
 }
 
+bool vectors(ffi::DataType dtype, const LrnShape& s, std::initializer_list<const void*> arrays) {
+  bool aligned = true;
+  for (const void* a : arrays) aligned = aligned && reinterpret_cast<uintptr_t>(a) % 16 == 0;
+  return lrn_vector_refuses(s, static_cast<int64_t>(ffi::ByteWidth(dtype)), aligned) == nullptr;
+}
+
 }  // namespace
 
 cudaError_t lrn(ffi::DataType dtype, const void* x, void* y, const LrnShape& s, cudaStream_t stream) {
+  if (vectors(dtype, s, {x, y})) return lrn_vector(dtype, x, nullptr, y, s, stream);
   return run<Mode::kForward>(dtype, x, x, y, s, stream);
 }
 cudaError_t lrn_jvp(ffi::DataType dtype, const void* x, const void* xd, void* yd, const LrnShape& s, cudaStream_t stream) {
   return run<Mode::kTangent>(dtype, x, xd, yd, s, stream);
 }
 cudaError_t lrn_bwd(ffi::DataType dtype, const void* x, const void* dy, void* dx, const LrnShape& s, cudaStream_t stream) {
+  if (vectors(dtype, s, {x, dy, dx})) return lrn_vector(dtype, x, dy, dx, s, stream);
   return run<Mode::kBackward>(dtype, x, dy, dx, s, stream);
 }
 
