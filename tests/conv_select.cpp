@@ -105,7 +105,7 @@ static int generic(char** argv) {
   if (!problem({v(2), v(3), v(4), v(4), v(5), v(6), v(6), v(7), v(8), v(8), 1, 1, false, v(9)}, static_cast<Op>(v(1)), &p)) return 1;
   p.in_type = p.out_type = Type::kF32;
   const Config c = select(p, true, v(10));
-  constexpr const char* kNames[] = {"wide", "medium", "split", "tiny", "narrow", "direct", "sm90"};
+  constexpr const char* kNames[] = {"wide", "medium", "split", "tiny", "narrow", "direct", "sm90", "tensor"};
   std::printf("%s x %d\n", kNames[static_cast<int>(c.kernel)], c.splits);
   const int64_t outputs = p.batch * p.groups * p.imgs * p.ks * p.pixels();
   return c.splits > 1 && c.splits * outputs * 4 > v(10) ? 6 : 0;

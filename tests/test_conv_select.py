@@ -106,8 +106,8 @@ def workspace(n, c, h, k, r, u, pad, groups=1, dtype="float32", batched=()):
 @pytest.mark.parametrize(
     "op, n, c, h, k, r, u, pad, groups, kernel",
     [
-        (FORWARD, 256, 64, 56, 64, 3, 1, 1, 1, "wide x 1"),
-        (FORWARD, 256, 2048, 14, 512, 3, 1, 1, 1, "medium x 1"),  # 18432 terms: a second level of sums
+        (FORWARD, 256, 64, 56, 64, 3, 1, 1, 1, "tensor x 1"),
+        (FORWARD, 256, 2048, 14, 512, 3, 1, 1, 1, "tensor x 1"),
     ],
 )
 def test_generic_kernel(program, op, n, c, h, k, r, u, pad, groups, kernel):
@@ -120,11 +120,11 @@ def test_generic_kernel(program, op, n, c, h, k, r, u, pad, groups, kernel):
 @pytest.mark.parametrize(
     "n, c, h, k, r, u, pad, groups, kernel",
     [
-        (256, 3, 224, 64, 7, 2, 3, 1, "medium x 392"),  # three tiles; 3.2 million terms, 8192 for each accumulator
-        (256, 64, 56, 64, 1, 1, 0, 1, "medium x 264"),  # one tile
-        (256, 64, 56, 64, 3, 1, 1, 1, "wide x 98"),
-        (256, 256, 14, 256, 3, 1, 1, 1, "wide x 7"),
-        (256, 2048, 7, 1000, 1, 1, 0, 1, "wide x 2"),
+        (256, 3, 224, 64, 7, 2, 3, 1, "tensor x 392"),  # two tiles; 3.2 million terms, 8192 for each accumulator
+        (256, 64, 56, 64, 1, 1, 0, 1, "tensor x 264"),  # one tile
+        (256, 64, 56, 64, 3, 1, 1, 1, "tensor x 98"),
+        (256, 256, 14, 256, 3, 1, 1, 1, "tensor x 7"),
+        (256, 2048, 7, 1000, 1, 1, 0, 1, "tensor x 2"),
         (256, 256, 56, 2, 1, 1, 0, 1, "narrow x 132"),
         (256, 96, 112, 96, 3, 1, 1, 96, "direct x 28"),  # 25 would leave most of a sixth round idle
         (4, 8, 8, 8, 3, 1, 1, 1, "narrow x 1"),

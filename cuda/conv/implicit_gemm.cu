@@ -3,15 +3,17 @@
 
 #include "conv/direct.cuh"
 #include "conv/implicit_gemm.cuh"
+#include "conv/mma_gemm.h"
 
 namespace jaxprims {
 namespace conv {
 namespace {
 
 template <class T>
-void launch_blocks(const Args& a, int64_t first, unsigned blocks, cudaStream_t stream) {
+cudaError_t launch_blocks(const Args& a, int64_t first, unsigned blocks, cudaStream_t stream) {
   switch (a.c.kernel) {
     case Kernel::kWide: conv_gemm<T, Wide><<<blocks, 256, 0, stream>>>(a, first); break;
+    case Kernel::kTensor: return sizeof(T) == 4 ? mma_gemm_launch(a, first, blocks, stream) : cudaErrorInvalidValue;
     case Kernel::kMedium: conv_gemm<T, Medium><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kSplit: conv_gemm<T, Split><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kTiny: conv_gemm<T, Tiny><<<blocks, 256, 0, stream>>>(a, first); break;
@@ -19,6 +21,7 @@ void launch_blocks(const Args& a, int64_t first, unsigned blocks, cudaStream_t s
     case Kernel::kDirect: conv_direct<T><<<blocks, 256, 0, stream>>>(a, first); break;
     case Kernel::kSm90: break;  // sm90_launch.h
   }
+  return cudaGetLastError();
 }
 
 // The workspace holds two results or more and is below 2^31 bytes, so one grid is enough.
@@ -37,12 +40,12 @@ cudaError_t launch(const Problem& p, const Config& c, void* workspace, cudaStrea
   constexpr int64_t kGrid = int64_t{1} << 30;  // a grid has fewer than 2^31 blocks: more go in further launches
   for (int64_t first = 0; first < blocks; first += kGrid) {
     const unsigned n = static_cast<unsigned>(blocks - first < kGrid ? blocks - first : kGrid);
+    cudaError_t e = cudaErrorInvalidValue;
     switch (p.in_type) {
-      case Type::kF32: launch_blocks<float>(a, first, n, stream); break;
-      case Type::kF16: launch_blocks<__half>(a, first, n, stream); break;
-      case Type::kBF16: launch_blocks<__nv_bfloat16>(a, first, n, stream); break;
+      case Type::kF32: e = launch_blocks<float>(a, first, n, stream); break;
+      case Type::kF16: e = launch_blocks<__half>(a, first, n, stream); break;
+      case Type::kBF16: e = launch_blocks<__nv_bfloat16>(a, first, n, stream); break;
     }
-    const cudaError_t e = cudaGetLastError();
     if (e != cudaSuccess) return e;
   }
   if (c.splits > 1) {

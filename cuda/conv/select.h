@@ -17,6 +17,7 @@ enum class Kernel : int {
   kNarrow = 4,  // 128 x 8
   kDirect = 5,  // no tiles: one thread, or a few, per output
   kSm90 = 6,    // Hopper's tensor cores; sm90.h has the tile
+  kTensor = 7,  // float32 on tensor cores, 128 x 64: mma_gemm.cu
 };
 
 struct Config {
@@ -38,6 +39,7 @@ struct Tile {
 constexpr Tile tile_of(Kernel k) {
   switch (k) {
     case Kernel::kWide: return {128, 64};
+    case Kernel::kTensor: return {128, 64};
     case Kernel::kMedium: return {64, 64};
     case Kernel::kSplit: return {32, 32};
     case Kernel::kTiny: return {16, 16};
@@ -153,7 +155,11 @@ inline Config select(const Problem& p, bool sm90 = false, int64_t workspace = 0)
   const bool short_sums = p.chs * p.taps() / most <= 2 * kSerial;
   const bool padded = most > 1 && (rows + 127) / 128 * 128 * 7 > (rows + 63) / 64 * 64 * 8;  // by over an eighth more than Medium
   const bool tall = short_sums && !padded && rows > tile_of(Kernel::kMedium).m;
+  // float32 on tensor cores, wherever half of the multiprocessors get a tile that is not mostly empty; splits are blocks, too.
+  const bool tensor = p.in_type == Type::kF32 && rows > 32 && p.ks > 16 && p.chs * p.taps() >= 32 &&
+                      blocks(Kernel::kTensor) >= kSMs / 2;
   if (p.ks <= 8) c.kernel = Kernel::kNarrow;  // a 64-wide tile would be empty by 7/8
+  else if (tensor) c.kernel = Kernel::kTensor;
   else if (tall && blocks(Kernel::kWide) >= 2 * kSMs) c.kernel = Kernel::kWide;  // two per multiprocessor hide latency
   else if (blocks(Kernel::kMedium) >= kSMs) c.kernel = Kernel::kMedium;
   else if (blocks(Kernel::kSplit) >= kSMs * 2 / 3) c.kernel = Kernel::kSplit;
