@@ -66,6 +66,7 @@ class Row:
     bytes: int
     workspace: int
     times: int = 1  # calls, by the trip counts of the scans around it
+    choice: str | None = None  # which of the op's kernels, where the library tells
     inside: tuple[str, ...] = ()  # "scan x10", "while (per turn)", "cond (one of 2)", "shard_map (per device)"
 
     def seconds(self, gpu: str | Ceilings, float32: Literal["f32", "tf32"] = "f32") -> float:
@@ -124,7 +125,8 @@ class Explanation:
     def _cells(self, row: Row) -> list[str]:
         shapes = f"{' '.join(row.operands)} -> {' '.join(row.results)}"
         calls = str(row.times) + "".join(f" in {place}" for place in row.inside)
-        cells = [row.op, row.kernel or "reference", shapes, calls]
+        runs = f"{row.kernel}: {row.choice}" if row.choice else row.kernel or "reference"
+        cells = [row.op, runs, shapes, calls]
         cells += [_unit(row.flops, ""), _unit(row.bytes, "B"), _unit(row.workspace, "B")]
         return [*cells, _time(row.seconds(self.gpu, self.float32))] if self.gpu else cells
 
@@ -141,7 +143,8 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
       An `Explanation`: ``.rows``, ``.others``, ``print(...)`` for a table, ``.on("H200")`` for roofline times.
       "kernel" means: on an NVIDIA GPU with the library loaded (``python -m jaxprims doctor``); any other platform runs
       the reference. Bytes are each operand read once and each result written once. Inside ``shard_map`` they are of one
-      device, and inside ``while`` of one turn.
+      device, and inside ``while`` of one turn. ``choice`` says which of its kernels a convolution gets, where a library is:
+      on this machine's GPU, or, where there is none, on a Hopper one.
 
     Example:
       >>> import jax, jax.numpy as jnp, jaxprims
@@ -209,6 +212,7 @@ def _row(eqn: Any, times: int, inside: tuple[str, ...]) -> Row:
         flops=decision.flops,
         bytes=decision.bytes,
         workspace=decision.workspace,
+        choice=decision.choice,
         times=times,
         inside=inside,
     )

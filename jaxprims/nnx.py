@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 import jaxprims
 from jaxprims import flax_ops as ops
+from jaxprims.core.activations import check_activation as _check_activation
 from jaxprims.flax_ops import avg_pool, log_softmax, max_pool, min_pool, softmax
 from jaxprims.flax_ops import flax_nnx as _flax
 
@@ -93,7 +94,7 @@ class Conv(_flax.Conv):
     def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
-        self.activation = activation
+        self.activation = _check_activation(activation)
         self.layout = layout
 
     def __call__(self, inputs: _Any, out_sharding: _Any = None, *, residual: _Any = None) -> jax.Array:
@@ -129,7 +130,7 @@ class ConvTranspose(_flax.ConvTranspose):
     def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
-        self.activation = activation
+        self.activation = _check_activation(activation)
         self.layout = layout
 
     def __call__(self, inputs: _Any, *, residual: _Any = None) -> jax.Array:
@@ -179,7 +180,7 @@ class BatchNorm(_flax.BatchNorm):
 
     def __init__(self, *args: _Any, activation: str | None = None, **kwargs: _Any):
         super().__init__(*args, **kwargs)
-        self.activation = activation
+        self.activation = _check_activation(activation)
 
     def __call__(
         self, x: _Any, use_running_average: bool | None = None, *, mask: _Any = None, residual: _Any = None
@@ -225,7 +226,7 @@ class LayerNorm(_flax.LayerNorm):
 
     def __init__(self, *args: _Any, activation: str | None = None, **kwargs: _Any):
         super().__init__(*args, **kwargs)
-        self.activation = activation
+        self.activation = _check_activation(activation)
 
     def __call__(self, x: _Any, *, mask: _Any = None, residual: _Any = None) -> jax.Array:
         if _rows_by_flax(self, x):
@@ -245,7 +246,7 @@ class RMSNorm(_flax.RMSNorm):
 
     def __init__(self, *args: _Any, activation: str | None = None, **kwargs: _Any):
         super().__init__(*args, **kwargs)
-        self.activation = activation
+        self.activation = _check_activation(activation)
 
     def __call__(self, x: _Any, mask: _Any = None, *, residual: _Any = None) -> jax.Array:
         if _rows_by_flax(self, x):
@@ -278,7 +279,7 @@ class GroupNorm(_flax.GroupNorm):
     def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
-        self.activation = activation
+        self.activation = _check_activation(activation)
         self.layout = layout
 
     def __call__(self, x: _Any, *, mask: _Any = None, residual: _Any = None) -> jax.Array:
@@ -310,7 +311,7 @@ class InstanceNorm(_flax.InstanceNorm):
     def __init__(self, *args: _Any, activation: str | None = None, layout: str = "NHWC", **kwargs: _Any):
         super().__init__(*args, **kwargs)
         ops.channels_last(layout)
-        self.activation = activation
+        self.activation = _check_activation(activation)
         self.layout = layout
 
     def __call__(self, x: _Any, *, mask: _Any = None, residual: _Any = None) -> jax.Array:

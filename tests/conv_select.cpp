@@ -1,4 +1,4 @@
-// Checks cuda/conv/sm90.h without a GPU: what the Hopper kernels would visit against the definition of a convolution, and prints
+// Checks cuda/conv/sm90.h and sm90_f32.h without a GPU: what the Hopper kernels would visit against the definition of a convolution, and prints
 // the tile, or the kernel and its splits, of the shapes given as arguments. Built and run by test_conv_select.py.
 #include <cstdio>
 #include <cstdlib>
@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "conv/select.h"
+#include "conv/sm90_f32.h"
 
 using namespace jaxprims::conv;
 
@@ -47,7 +48,8 @@ static Products defined(const Problem& p, bool flip) {
   return set;
 }
 
-static Products visited(const Problem& p, const Sm90Plan& plan, long* extra) {
+template <class Plan>
+static Products visited(const Problem& p, const Plan& plan, long* extra) {
   Products set;
   int32_t f[3] = {0, 0, 0};
   for (f[1] = 0; f[1] < p.axis[1].phases; ++f[1])
@@ -109,8 +111,21 @@ static int generic(char** argv) {
   return c.splits > 1 && c.splits * outputs * 4 > v(10) ? 6 : 0;
 }
 
+// f32 tf32 op n c h k r u pad: the tile of float32 operands.
+static int float32(char** argv) {
+  const auto v = [&](int i) { return std::atoll(argv[i]); };
+  Problem p;
+  if (!problem({v(3), v(4), v(5), v(5), v(6), v(7), v(7), v(8), v(9), v(9), 1, 1, false}, static_cast<Op>(v(2)), &p)) return 1;
+  p.in_type = p.out_type = Type::kF32, p.tf32 = v(1) != 0;
+  const Sm90F32Plan plan = sm90_f32_plan(p);
+  if (plan.reason != nullptr) std::printf("%s\n", plan.reason);
+  else std::printf("%dx%d%s%s%s\n", plan.cb, plan.n, plan.exact ? " exact" : "", plan.pw ? " boxes" : "", plan.flat ? " flat" : "");
+  return 0;
+}
+
 int main(int argc, char** argv) {
   if (argc == 12) return generic(argv + 1);
+  if (argc == 11) return float32(argv + 1);
   if (argc > 1) {  // one row of a table: op n c h k r u pad
     const auto v = [&](int i) { return std::atoll(argv[i]); };
     Problem p;
@@ -126,7 +141,7 @@ int main(int argc, char** argv) {
   }
   std::mt19937 random(7);
   const auto draw = [&](int a, int b) { return a + static_cast<int>(random() % (b - a + 1)); };
-  int taken = 0, boxes = 0, strided = 0;
+  int taken = 0, boxes = 0, strided = 0, wide_all = 0, wide_boxes = 0, wide_strided = 0;
   long extra = 0;
   for (int i = 0; i < 4000; ++i) {
     const Shape q = {draw(1, 40), 8 * draw(1, 9), draw(1, 17), draw(1, 17), 8 * draw(1, 9), draw(1, 5), draw(1, 5), draw(1, 3),
@@ -135,15 +150,19 @@ int main(int argc, char** argv) {
       Problem p;
       if (!problem(q, op, &p)) continue;
       const Sm90Plan plan = sm90_plan(p);
-      if (plan.reason != nullptr) continue;
-      ++taken, boxes += plan.pw > 0, strided += plan.strided;
-      if (visited(p, plan, &extra) != defined(p, plan.flip)) {
+      p.in_type = p.out_type = Type::kF32, p.tf32 = i % 2 == 0;
+      const Sm90F32Plan wide = sm90_f32_plan(p);
+      const bool half_taken = plan.reason == nullptr, wide_taken = wide.reason == nullptr;
+      taken += half_taken, boxes += half_taken && plan.pw > 0, strided += half_taken && plan.strided;
+      wide_all += wide_taken, wide_boxes += wide_taken && wide.pw > 0, wide_strided += wide_taken && wide.strided;
+      if ((half_taken && visited(p, plan, &extra) != defined(p, plan.flip)) ||
+          (wide_taken && visited(p, wide, &extra) != defined(p, wide.flip))) {
         std::printf("wrong: op %d n %d h %d w %d r %d s %d u %d lo %d hi %d d %d l %d\n", static_cast<int>(op), (int)q.n, (int)q.h, (int)q.w,
                     (int)q.r, (int)q.s, (int)q.u, (int)q.lo, (int)q.hi, (int)q.d, (int)q.l);
         return 2;
       }
     }
   }
-  std::printf("%d taken, %d boxes, %d strided\n", taken, boxes, strided);
-  return taken > 500 && boxes > 100 && strided > 50 ? 0 : 5;
+  std::printf("%d taken, %d boxes, %d strided; float32 %d, %d, %d\n", taken, boxes, strided, wide_all, wide_boxes, wide_strided);
+  return taken > 500 && boxes > 100 && strided > 50 && wide_all > 500 && wide_boxes > 100 && wide_strided > 50 ? 0 : 5;
 }

@@ -14,7 +14,7 @@ pytest.importorskip("matplotlib")
 import jax
 import jax.numpy as jnp
 
-from jaxprims.bench import exact, programs, report, rivals, rows, run, timing
+from jaxprims.bench import compile_time, exact, programs, report, rivals, rows, run, timing
 from jaxprims.bench.rows import ConvRow, Item, MemRow
 
 CONV_ROWS = [row for row in rows.CONV if isinstance(row, ConvRow)]
@@ -368,3 +368,17 @@ def test_arguments(capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "rich", None)
     assert run.main(["conv"]) == 2
     assert "pip install 'jaxprims[bench]'" in capsys.readouterr().err
+
+
+def test_compile_times(tmp_path, capsys):
+    """The 53 convolutions are those of the model; both contenders are timed, each in a process of its own."""
+    convolutions = compile_time.resnet50()
+    gflop = sum(2 * (h // stride) ** 2 * c * k * r * r for h, c, k, r, stride in convolutions) / 1e9
+    assert len(convolutions) == 53 and 8.1 < gflop < 8.2  # 4.09 G multiplications and additions, as published, doubled
+    assert run.main(["compile", "--cpu", "--batch", "1", "--size", "32", "--output", str(tmp_path)]) == 0
+    assert "of XLA's time" in capsys.readouterr().out
+    (file,) = tmp_path.glob("compile-*.csv")
+    lines = list(csv.DictReader(file.open()))
+    assert [line["contender"] for line in lines] == ["xla", "jaxprims"] and all(
+        float(line["compile_s"]) > 0 for line in lines
+    )

@@ -44,7 +44,6 @@ X, W = jnp.zeros((2, 5, 5, 4)), jnp.zeros((3, 3, 4, 6))
         (dict(activation="rleu"), ValueError, ["activation='rleu'", "relu"]),
         (dict(mode="correlate"), ValueError, ["mode='correlate'", "'convolution'"]),
         (dict(algorithm="fft"), ValueError, ["algorithm='fft'", "'auto'", "'implicit_gemm'"]),
-        (dict(algorithm="direct"), ValueError, ["algorithm='direct'", "'implicit_gemm'"]),
         (dict(precision="exact"), ValueError, ["precision='exact'", "highest"]),
         (dict(preferred_element_type=jnp.float16), TypeError, ["preferred_element_type=float16", "narrower"]),
         (dict(preferred_element_type=jnp.int32), TypeError, ["preferred_element_type=int32", "kind"]),

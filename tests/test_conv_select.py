@@ -59,6 +59,28 @@ def test_tile(program, op, n, c, h, k, r, u, pad, tile):
     assert subprocess.run([str(program), *arguments], capture_output=True, text=True).stdout.strip() == tile
 
 
+@pytest.mark.parametrize(
+    "tf32, op, n, c, h, k, r, u, pad, tile",
+    [
+        (1, FORWARD, 128, 64, 64, 128, 9, 1, 0, "2x256"),
+        (1, FORWARD, 128, 128, 32, 128, 9, 1, 0, "2x192"),  # 384 tiles: three full rounds
+        (1, FORWARD, 128, 128, 16, 128, 7, 1, 0, "2x128"),  # few tiles: small ones
+        (1, FORWARD, 256, 64, 56, 64, 3, 1, 1, "1x128"),  # K = 64: the warpgroups share the pixels out
+        (1, FORWARD, 256, 64, 56, 256, 1, 1, 0, "2x256 flat"),
+        (1, INPUT_GRAD, 256, 128, 56, 128, 3, 2, 1, "2x128"),  # four phases
+        (0, FORWARD, 128, 384, 13, 384, 3, 1, 0, "2x128 exact"),
+        (0, FORWARD, 256, 64, 56, 64, 3, 1, 1, "1x128 exact"),
+        (0, INPUT_GRAD, 128, 384, 13, 384, 3, 1, 0, "2x128 exact boxes"),  # over a quarter of the products are padding
+        (0, FORWARD, 256, 3, 224, 64, 7, 2, 3, "channels are not multiples of 4"),
+        (0, FORWARD, 256, 4, 224, 64, 7, 2, 3, "so few channels that three quarters of a tile are empty"),
+        (1, WEIGHT_GRAD, 128, 64, 64, 128, 9, 1, 0, "a weight gradient: both operands would lie the wrong way"),
+    ],
+)
+def test_float32_tile(program, tf32, op, n, c, h, k, r, u, pad, tile):
+    arguments = [str(a) for a in ("f32", tf32, op, n, c, h, k, r, u, pad)]
+    assert subprocess.run([str(program), *arguments], capture_output=True, text=True).stdout.strip() == tile
+
+
 def workspace(n, c, h, k, r, u, pad, groups=1, dtype="float32", batched=()):
     """The bytes that conv_dw asks for; n and the batch axis B may be symbolic."""
     params = ConvParams(

@@ -113,6 +113,31 @@ def test_conv(seed: int, dtype: str):
 
 @pytest.mark.parametrize("seed", range(COUNT))
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+def test_conv_of_groups(seed: int, dtype: str):
+    """Channels last, multiples of 8, 1 to 16 channels a group: what the row kernels and those of large filters take."""
+    rng = np.random.default_rng([seed, DTYPES.index(dtype), 7])
+    per = int(rng.choice([1, 1, 1, 2, 4, 8, 16]))
+    c = 16 * log_int(rng, 1, 9) if per > 1 else 8 * log_int(rng, 1, 18)
+    window = (3, 3) if per > 1 else tuple(int(rng.choice([1, 3, 4, 5, 7, 7, 9, 11, 31])) for _ in range(2))
+    dilation = tuple(int(rng.choice([1, 1, 1, 2, 3])) if w < 8 else 1 for w in window)
+    padding = tuple((int(rng.integers(0, w)), int(rng.integers(0, w))) for w in window)
+    n = log_int(rng, 1, 40)
+    wide = int(rng.choice([9, 9, 40, 150]))
+    sizes = tuple(max(s, (w - 1) * d + 1) for s, w, d in zip((9 + int(rng.integers(20)), wide), window, dilation, strict=True))
+    x = rng.standard_normal((n, *sizes, c))
+    w = rng.standard_normal((*window, per, c)) / np.sqrt(per * np.prod(window))
+
+    def fn(x, w, b):
+        return jaxprims.conv(
+            x, w, b, padding=padding, kernel_dilation=dilation, feature_group_count=c // per, activation="relu"
+        )
+
+    what = f"x {x.shape} w {w.shape} padding {padding} dilation {dilation}"
+    check(fn, [x, w, 4.0 + rng.standard_normal(c)], dtype, 2.0, (0, 1), what)
+
+
+@pytest.mark.parametrize("seed", range(COUNT))
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
 def test_conv_of_tensor_cores(seed: int, dtype: str):
     """Channels last, multiples of 8, no groups: what Hopper's kernels take, in images of 1 to 40 and channels of 8 to 320."""
     rng = np.random.default_rng([seed, DTYPES.index(dtype), 5])

@@ -135,6 +135,129 @@ def test_softmax_rows(n, dtype):
     assert (np.abs(got[good] - want[good]) <= (eps + 1024 * single) * scale).all()
 
 
+# A warp's lanes, a block, a cluster, too long; no multiple of a vector: 1001 to 8191, then the general kernels.
+NORM_LENGTHS = (8, 64, 72, 128, 136, 256, 264, 512, 520, 768, 1024, 1032, 2048, 2056, 4096, 5120, 8192, 8200, 12288, 16384, 16392)
+ODD_LENGTHS = (65, 100, 1001, 2047, 2049, 4097, 4225, 8191, 8193)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", (*NORM_LENGTHS, *ODD_LENGTHS, 32768, 40000, 65536, 65544))
+def test_norm_rows(n, dtype):
+    """Layer norm and RMS norm with their gradients against float64; rows that do not fill the last block."""
+    rng = np.random.default_rng(n)
+    rows = 1037 if n <= 1024 else 301 if n <= 8200 else 37
+    eps, single = EPS[dtype], EPS["float32"]
+
+    def values(shape, *, scale=1.0, offset=0.0):
+        return np.asarray(jnp.asarray(rng.standard_normal(shape) * scale + offset, dtype)).astype(np.float64)
+
+    x, dy = values((rows, n), offset=1.5), values((rows, n))
+    w, b = values(n, scale=0.5, offset=1.0), values(n)
+    for mean in (True, False):
+
+        def fn(x, w, b, mean=mean):
+            return jaxprims.layer_norm(x, w, b) if mean else jaxprims.rms_norm(x, w)
+
+        def both(x, w, b, dy, fn=fn):
+            y, back = jax.vjp(fn, x, w, b)
+            return y, *back(dy)
+
+        with jaxprims.use("cuda"):
+            got = jax.jit(both)(*(jnp.asarray(a, dtype) for a in (x, w, b, dy)))
+            again = jax.jit(both)(*(jnp.asarray(a, dtype) for a in (x, w, b, dy)))
+        for one, two in zip(got, again, strict=True):
+            np.testing.assert_array_equal(np.asarray(one), np.asarray(two))
+        y, dx, dw, db = (np.asarray(a).astype(np.float64) for a in got)
+        m = x.mean(1, keepdims=True) if mean else 0.0
+        rstd = 1 / np.sqrt(((x - m) ** 2).mean(1, keepdims=True) + 1e-6)
+        xhat, g = (x - m) * rstd, dy * w
+        want = xhat * w + (b if mean else 0)
+        np.testing.assert_allclose(y, want, rtol=eps / 2 + 2 * single, atol=8 * single * np.abs(want).max())
+        want = rstd * (g - (g.mean(1, keepdims=True) if mean else 0) - xhat * (g * xhat).mean(1, keepdims=True))
+        np.testing.assert_allclose(dx, want, rtol=eps / 2 + 2 * single, atol=16 * single * np.abs(want).max())
+        sums = [(dw, dy * xhat), *([(db, dy)] if mean else [])]
+        for sum_, terms in sums:
+            tol = (eps / 2) * np.abs(terms.sum(0)) + 16 * single * np.abs(terms).sum(0)
+            assert (np.abs(sum_ - terms.sum(0)) <= tol).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", (48, 128, 1000, 4096, 4097, 8191, 8193, 16384, 24576, 65536))
+def test_norm_of_constants(n, dtype):
+    """A row of one value gives exactly beta; NaN and infinity stay in their rows."""
+    beta = jnp.arange(n, dtype=dtype)
+    for value in (3.14159, 1e4 + 0.25, 1e-3, -65504.0):
+        x = jnp.full((5, n), value, dtype)
+        with jaxprims.use("cuda"):
+            y = jaxprims.layer_norm(x, jnp.full(n, 2.0, dtype), beta)
+        np.testing.assert_array_equal(np.asarray(y), np.asarray(jnp.broadcast_to(beta, x.shape)))
+    x = np.random.default_rng(n).standard_normal((6, n))
+    x[1, n - 1], x[4, 0] = np.nan, np.inf
+    with jaxprims.use("cuda"):
+        y = np.asarray(jaxprims.layer_norm(jnp.asarray(x, dtype))).astype(np.float64)
+    assert np.isnan(y[[1, 4]]).all() and np.isfinite(y[[0, 2, 3, 5]]).all()
+
+
+def test_small_slopes():
+    """float32 slopes of sigmoid and tanh far from 0 to 8 ulp; finite pre-activations beyond float16's range give a slope."""
+    z = np.asarray(jnp.linspace(-40, 40, 4096, dtype=jnp.float32)).astype(np.float64)
+    slopes = {"sigmoid": 1 / (np.exp(z) + 2 + np.exp(-z)), "tanh": 1 / np.cosh(z) ** 2}
+
+    def slope(name, z, bias=None):
+        with jaxprims.use("cuda"):
+            _, back = jax.vjp(lambda v: jaxprims.bias_act(v, bias, name), z)
+            return np.asarray(back(jnp.ones_like(z))[0]).astype(np.float64)
+
+    for name, want in slopes.items():
+        normal = want > 2.0**-120
+        got = slope(name, jnp.asarray(z, jnp.float32))
+        np.testing.assert_allclose(got[normal], want[normal], rtol=8 * EPS["float32"])
+    far = jnp.asarray([[6e4, -6e4] * 8] * 3, jnp.float16)
+    for name in ("silu", "gelu", "gelu_exact", "mish"):
+        np.testing.assert_array_equal(slope(name, far, far[0]), np.tile([1.0, 0.0], (3, 8)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows, n", [(1, 1_000_003), (3, 300_001), (64, 70_000), (2, 1 << 20)])
+def test_softmax_of_few_long_rows(rows, n, dtype):
+    """A block for each chunk of a row."""
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((rows, n)) * 4
+    x[0, :20000] = -np.inf
+    x = np.asarray(jnp.asarray(x, dtype)).astype(np.float64)
+    e = np.exp(x - x.max(1, keepdims=True))
+    s = e.sum(1, keepdims=True)
+    with jaxprims.use("cuda"):
+        p = np.asarray(jaxprims.softmax(jnp.asarray(x, dtype))).astype(np.float64)
+        log_p = np.asarray(jaxprims.log_softmax(jnp.asarray(x, dtype))).astype(np.float64)
+    np.testing.assert_allclose(p, e / s, rtol=EPS[dtype] + 2.0**-14, atol=2.0**-24)
+    np.testing.assert_allclose(log_p, x - x.max(1, keepdims=True) - np.log(s), rtol=EPS[dtype], atol=1e-4)
+    if rows == 1:
+        x[0, n - 1] = np.nan
+        with jaxprims.use("cuda"):
+            assert np.isnan(np.asarray(jaxprims.softmax(jnp.asarray(x, dtype)))).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3000, 4096), (70_001, 8), (65, 72), (3, 64, 200), (5, 1111, 33), (100_000, 40)])
+def test_softmax_along_columns(shape, dtype):
+    """Strips of columns, few of them in chunks of rows; an inner axis that vectors do not fit."""
+    rng = np.random.default_rng(shape[-1])
+    x = rng.standard_normal(shape) * 4
+    x[..., 0, :] = np.where(rng.random(x[..., 0, :].shape) < 0.5, -np.inf, 30)
+    x[..., :, 1] = -np.inf
+    x[..., -1, 2], x[..., 7, 3] = np.nan, np.inf
+    x = np.asarray(jnp.asarray(x, dtype)).astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        d = x - x.max(-2, keepdims=True)
+        s = np.exp(d).sum(-2, keepdims=True)
+    with jaxprims.use("cuda"):
+        p = np.asarray(jax.jit(lambda x: jaxprims.softmax(x, -2))(jnp.asarray(x, dtype))).astype(np.float64)
+        log_p = np.asarray(jax.jit(lambda x: jaxprims.log_softmax(x, -2))(jnp.asarray(x, dtype))).astype(np.float64)
+    np.testing.assert_allclose(p, np.exp(d) / s, rtol=EPS[dtype] + 2.0**-14, atol=2.0**-24)
+    np.testing.assert_allclose(log_p, d - np.log(s), rtol=EPS[dtype], atol=1e-4)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", [None, "relu", "silu", "gelu", "gelu_exact"])
 def test_bias_act(name, dtype):

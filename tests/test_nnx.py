@@ -505,3 +505,11 @@ def test_half_types_on_a_gpu(case):
     with jaxprims.use("cuda"):
         for dtype in HALVES:
             check_half(case, dtype)
+
+
+@pytest.mark.parametrize("make", ["Conv", "ConvTranspose", "BatchNorm", "LayerNorm", "GroupNorm"])
+def test_an_unknown_activation_is_refused_at_construction(make):
+    sizes = (4, 8, (3, 3)) if make.startswith("Conv") else (4,)
+    options = dict(num_groups=2) if make == "GroupNorm" else {}
+    with pytest.raises(ValueError, match="rleu"):
+        getattr(ours, make)(*sizes, activation="rleu", rngs=nnx.Rngs(0), **options)

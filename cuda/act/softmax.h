@@ -20,11 +20,15 @@ template <class T>
 cudaError_t launch_softmax_pair(PairOp op, const T* y, const T* t, T* out, const RowProblem& p, const Lead& lead,
                                 cudaStream_t stream);
 
-// The same for contiguous rows (inner = 1) of arrays aligned to 16 bytes, in softmax_row.cu; false: not taken.
+// The same for contiguous rows (inner = 1) of arrays aligned to 16 bytes, in softmax_row.cu; false: not taken, else e tells what the launch gave.
 template <class T>
-bool launch_softmax_rows(const T* x, T* y, int64_t rows, int64_t n, bool log, bool accurate, cudaStream_t stream);
+bool launch_softmax_rows(const T* x, T* y, int64_t rows, int64_t n, bool log, bool accurate, cudaStream_t stream, cudaError_t& e);
 template <class T>
 bool launch_softmax_pair_rows(PairOp op, const T* y, const T* t, T* out, int64_t rows, int64_t n, const Lead& lead,
-                              cudaStream_t stream);
+                              cudaStream_t stream, cudaError_t& e);
+
+// The same along an axis with inner a multiple of a vector, in softmax_columns.cu.
+template <class T>
+bool launch_softmax_columns(const T* x, T* y, const RowProblem& p, bool log, bool accurate, cudaStream_t stream, cudaError_t& e);
 
 }  // namespace jaxprims

@@ -22,6 +22,11 @@ __device__ __forceinline__ float sigmoid(float z) {
   const float e = expf(-fabsf(z));  // never overflows
   return (z >= 0.f ? 1.f : e) / (1.f + e);
 }
+// sigmoid'(z) = s(z) s(-z): no 1 - s that would lose a small slope.
+__device__ __forceinline__ float sigmoid_slope(float z) {
+  const float e = expf(-fabsf(z)), d = 1.f + e;
+  return e / (d * d);
+}
 __device__ __forceinline__ float softplus(float z) { return z != z ? z : fmaxf(z, 0.f) + log1pf(expf(-fabsf(z))); }
 __device__ __forceinline__ float clip(float z, float lo, float hi) { return z != z ? z : fminf(fmaxf(z, lo), hi); }
 }  // namespace act
@@ -61,8 +66,8 @@ __device__ inline float act_slope(Act code, float z) {
     case Act::kLeakyRelu: return z >= 0.f ? 1.f : 0.01f;
     case Act::kElu: return z > 0.f ? 1.f : expf(z);
     case Act::kSelu: return kSeluScale * (z > 0.f ? 1.f : kSeluAlpha * expf(z));
-    case Act::kSigmoid: { const float s = sigmoid(z); return s * (1.f - s); }
-    case Act::kTanh: { const float t = tanhf(z); return (1.f - t) * (1.f + t); }
+    case Act::kSigmoid: return sigmoid_slope(z);
+    case Act::kTanh: return 4.f * sigmoid_slope(2.f * z);  // 1 / cosh^2
     case Act::kSilu: { const float s = sigmoid(z); return s * (1.f + z * (1.f - s)); }
     case Act::kGelu: {
       if (fabsf(z) > 12.f) return z > 0.f ? 1.f : 0.f;  // tanh is +-1; z * z may overflow

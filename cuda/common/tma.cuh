@@ -98,7 +98,7 @@ F remembered(std::atomic<F>& known, const char* name) {
   return f;
 }
 
-// Array of 16-bit elements, 128-byte swizzle: extents, strides in bytes of axes 1.., box. False: refused.
+// Array, 128-byte swizzle: extents, strides in bytes of axes 1.., box. False: refused.
 inline bool encode_tiled(CUtensorMap* map, CUtensorMapDataType type, int rank, const void* data, const uint64_t* extent,
                          const uint64_t* stride, const uint32_t* box) {
   static std::atomic<EncodeTiled> known{nullptr};
@@ -114,13 +114,14 @@ inline bool encode_tiled(CUtensorMap* map, CUtensorMapDataType type, int rank, c
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-// Dense channels-last array of 16-bit elements with `spatial` axes; arrays of the spatial axes from W outwards.
+// Dense channels-last array with `spatial` axes, elements of so many bytes, 128 bytes of channels at a time; arrays of the spatial
+// axes from W outwards.
 inline bool encode_im2col(CUtensorMap* map, CUtensorMapDataType type, int spatial, const void* data, uint64_t c,
                           const uint64_t* extent, uint64_t n, const int* lower, const int* upper, const uint32_t* stride,
-                          uint32_t pixels) {
+                          uint32_t pixels, uint32_t bytes = 2) {
   static std::atomic<EncodeIm2col> known{nullptr};
   const EncodeIm2col encode = remembered(known, "cuTensorMapEncodeIm2col");
-  cuuint64_t dims[5] = {c}, steps[5] = {2 * c};
+  cuuint64_t dims[5] = {c}, steps[5] = {bytes * c};
   cuuint32_t strides[5] = {1, 1, 1, 1, 1};
   for (int i = 0; i < spatial; ++i) {
     dims[1 + i] = extent[i];
@@ -129,8 +130,8 @@ inline bool encode_im2col(CUtensorMap* map, CUtensorMapDataType type, int spatia
   }
   dims[1 + spatial] = n;
   return encode != nullptr &&
-         encode(map, type, static_cast<cuuint32_t>(spatial + 2), const_cast<void*>(data), dims, steps, lower, upper, 64, pixels,
-                strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+         encode(map, type, static_cast<cuuint32_t>(spatial + 2), const_cast<void*>(data), dims, steps, lower, upper, 128 / bytes,
+                pixels, strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 

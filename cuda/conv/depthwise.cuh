@@ -161,16 +161,20 @@ __global__ void __launch_bounds__(kDwThreads, dw_resident(kDwGatherRegisters<T, 
   {
     const T* w = static_cast<const T*>(p.w_data) + p.w.offset + batch * p.w.b;
     const int32_t c0 = pieces[0].count, c1 = pieces[1].count, c2 = pieces[2].count;
-    const uint32_t width = d.lanes * kDwVector, size = static_cast<uint32_t>(c0 * c1 * c2) * width;
-    for (uint32_t i = threadIdx.x; i < size; i += kDwThreads) {
-      uint32_t tap = i;
-      const int64_t c = int64_t{chunk} * width + dw_take(tap, width);
-      const int64_t j2 = dw_take(tap, c2), j1 = dw_take(tap, c1), j0 = tap;
-      float v = 0.f;
-      if (c < p.groups)
-        v = to_float(w[c * p.w.g + (pieces[0].first + j0 * pieces[0].step) * p.w.s[0] +
-                       (pieces[1].first + j1 * pieces[1].step) * p.w.s[1] + (pieces[2].first + j2 * pieces[2].step) * p.w.s[2]]);
-      reinterpret_cast<float*>(shared)[i] = v;
+    // A thread stays on one channel; its loads are independent of each other.
+    const int32_t width = d.lanes * kDwVector, step = kDwThreads / width, own = static_cast<int32_t>(threadIdx.x) / width;
+    const int32_t lane_c = static_cast<int32_t>(threadIdx.x) - own * width, c12 = c1 * c2, taps = c0 * c12;
+    const int64_t c = int64_t{chunk} * width + lane_c;
+    const int64_t s0 = pieces[0].step * p.w.s[0], s1 = pieces[1].step * p.w.s[1], s2 = pieces[2].step * p.w.s[2];
+    w += c * p.w.g + pieces[0].first * p.w.s[0] + pieces[1].first * p.w.s[1] + pieces[2].first * p.w.s[2];
+    if (own < step) {
+#pragma unroll 8
+      for (int32_t tap = own; tap < taps; tap += step) {
+        const int32_t j0 = tap / c12, rest = tap - j0 * c12, j1 = rest / c2, j2 = rest - j1 * c2;
+        float v = 0.f;
+        if (c < p.groups) v = to_float(w[j0 * s0 + j1 * s1 + j2 * s2]);
+        reinterpret_cast<float*>(shared)[tap * width + lane_c] = v;
+      }
     }
   }
   __syncthreads();

@@ -1,10 +1,8 @@
-// Convolution's four custom calls: buffers and options become a Problem, a Problem a Config, and the kernel runs.
+// Convolution's four custom calls: buffers and options become a Problem, which convolve.h takes.
 //   conv (x, w) -> y;  conv_fused (x, w[, bias][, residual]) -> y;  conv_dx (dy, w) -> dx;  conv_dw (x, dy) -> dw; a workspace may follow
 #include "common/act.cuh"
-#include "conv/depthwise_launch.h"
-#include "conv/implicit_gemm.h"
+#include "conv/convolve.h"
 #include "conv/params.h"
-#include "conv/sm90_launch.h"
 
 namespace jaxprims {
 namespace {
@@ -47,8 +45,9 @@ ffi::Error add_epilogue(const char* op, const Buffers& in, const Buffer& y, cons
   return ok();
 }
 
-ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, const Buffers& in, const Buffers& out,
-               const ConvConfig& c) {
+// Fills *problem, or says what does not fit.
+ffi::Error prepare(const char* op, conv::Op kind, bool fused, const Buffers& in, const Buffers& out, const ConvConfig& c,
+                   conv::Problem* problem) {
   const std::string name(op);
   const size_t operands = 2 + (fused && c.has_bias ? 1 : 0) + (fused && c.has_residual ? 1 : 0);
   const bool has_workspace = out.size() == 2;
@@ -67,34 +66,26 @@ ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, c
   geo.flip = c.flip != 0, geo.groups = c.groups, geo.batch_groups = c.batch_groups;
   geo.x_batched = c.x_batched != 0, geo.w_batched = c.w_batched != 0, geo.y_batched = c.y_batched != 0;
 
-  conv::Problem p;
+  conv::Problem& p = *problem;
   if (in[0].dtype != in[1].dtype) return bad(name + ": the two operands must have one element type");
   if (!type_of(in[0].dtype, &p.in_type) || !type_of(out[0].dtype, &p.out_type))
     return unsupported(name + ": the kernels take float32, float16 and bfloat16");
   const std::string reason = conv::make_problem(kind, geo, x.dims, w.dims, y.dims, &p);
   if (!reason.empty()) return bad(name + ": " + reason);
+  if (c.algorithm < 0 || c.algorithm > 3) return bad(name + ": unknown algorithm " + std::to_string(c.algorithm));
+  p.algorithm = static_cast<conv::Algorithm>(c.algorithm);
   p.tf32 = c.tf32 != 0 && p.in_type == conv::Type::kF32;
   p.in_data = in[0].data, p.w_data = in[1].data, p.out_data = out[0].data;
-  if (fused) {
-    ffi::Error e = add_epilogue(op, in, y, c, &p);
-    if (e.failure()) return e;
-  }
-  if (p.empty()) return ok();  // no output; an empty sum still runs and writes zeros
-  const int64_t workspace = has_workspace ? out[1].size() : 0;
-  void* workspace_data = has_workspace ? out[1].data : nullptr;
-  if (p.groups > 1) {
-    const conv::DwPlan depthwise = conv::depthwise_plan(p, workspace);
-    if (depthwise.reason == nullptr)
-      return status(op, conv::depthwise_launch(p, depthwise, workspace_data, stream));
-  }
-  conv::Config config = conv::select(p, p.in_type != conv::Type::kF32 && conv::sm90_usable(), workspace);
-  if (config.kernel == conv::Kernel::kSm90) {
-    const cudaError_t e = conv::sm90_launch(p, config.sm90, workspace_data, stream);
-    if (e != cudaErrorInvalidValue) return status(op, e);
-    (void)cudaGetLastError();  // the driver takes no tensor map of these arrays: the kernels without one do
-    config = conv::select(p, false, workspace);
-  }
-  return status(op, conv::launch(p, config, workspace_data, stream));
+  return fused ? add_epilogue(op, in, y, c, &p) : ok();
+}
+
+ffi::Error run(const char* op, conv::Op kind, bool fused, cudaStream_t stream, const Buffers& in, const Buffers& out,
+               const ConvConfig& c) {
+  conv::Problem p;
+  ffi::Error e = prepare(op, kind, fused, in, out, c, &p);
+  if (e.failure() || p.empty()) return e;  // no output; an empty sum still runs and writes zeros
+  const bool has_workspace = out.size() == 2;
+  return status(op, conv::convolve(p, has_workspace ? out[1].data : nullptr, has_workspace ? out[1].size() : 0, stream));
 }
 
 ffi::Error run_conv(cudaStream_t s, Buffers in, Buffers out, ConvConfig c) {
@@ -110,8 +101,54 @@ ffi::Error run_conv_dw(cudaStream_t s, Buffers in, Buffers out, ConvConfig c) {
   return run("conv_dw", conv::Op::kWeightGrad, false, s, in, out, c);
 }
 
+struct Reader {  // of a list of ints
+  const int64_t* v;
+  int64_t left;
+  int64_t one() { return left > 0 ? (--left, *v++) : 0; }
+  Ints list() {
+    const int64_t n = one(), take = n < 0 ? 0 : n < left ? n : left;
+    const Ints span(v, static_cast<size_t>(take));
+    v += take, left -= take;
+    return span;
+  }
+  Buffer buffer() {  // the type's code in problem.h, and the extents
+    constexpr ffi::DataType kTypes[] = {ffi::DataType::F32, ffi::DataType::F16, ffi::DataType::BF16};
+    Buffer b;
+    const int64_t type = one();
+    b.dtype = type >= 0 && type < 3 ? kTypes[type] : ffi::DataType::INVALID;
+    const Ints dims = list();
+    b.dims.assign(dims.begin(), dims.end());
+    return b;
+  }
+};
+
 }  // namespace
+
+// What choose.h says of a call, in words: jaxprims/conv/choice.py writes the list of ints. `hopper`: kernels for sm_90a may be chosen.
+std::string conv_choice(const int64_t* values, int64_t count, bool hopper) {
+  Reader r{values, count};
+  const int64_t op = r.one(), fused = r.one(), workspace = r.one();
+  ConvConfig c;
+  for (Ints* field : {&c.lhs_spec, &c.rhs_spec, &c.out_spec, &c.strides, &c.padding_low, &c.lhs_dilation, &c.rhs_dilation}) *field = r.list();
+  for (int64_t* field : {&c.flip, &c.groups, &c.batch_groups, &c.x_batched, &c.w_batched, &c.y_batched, &c.activation, &c.has_bias,
+                         &c.has_residual, &c.bias_batched, &c.residual_batched, &c.algorithm, &c.tf32})
+    *field = r.one();
+  Buffers in, out;
+  for (int64_t n = r.one(); n > 0 && r.left > 0; --n) in.push_back(r.buffer());
+  out.push_back(r.buffer());
+  if (op < 0 || op > 2 || in.size() < 2) return "";
+  conv::Problem p;
+  const ffi::Error e = prepare("conv", static_cast<conv::Op>(op), fused != 0, in, out, c, &p);
+  return e.failure() || p.empty() ? "" : describe(choose(p, hopper, workspace));
+}
+
 }  // namespace jaxprims
+
+extern "C" __attribute__((visibility("default"))) const char* jaxprims_conv_choice(const int64_t* values, int64_t count, int hopper) {
+  static thread_local std::string text;
+  text = jaxprims::conv_choice(values, count, hopper != 0);
+  return text.c_str();
+}
 
 JAXPRIMS_HANDLER(conv, ::jaxprims::ConvConfig, ::jaxprims::run_conv);
 JAXPRIMS_HANDLER(conv_fused, ::jaxprims::ConvConfig, ::jaxprims::run_conv_fused);

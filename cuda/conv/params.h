@@ -20,7 +20,8 @@ struct ConvConfig {
   int64_t x_batched, w_batched, y_batched;
   int64_t activation, has_bias, has_residual;  // conv_fused; bias (K,) or (B, K), residual as y
   int64_t bias_batched, residual_batched;
-  int64_t tf32;  // float32 operands may be rounded to TF32; 0: float32 throughout
+  int64_t algorithm;  // 0 auto, 1 implicit_gemm, 2 direct, 3 gemm
+  int64_t tf32;       // float32 operands may be rounded to TF32; 0: float32 throughout
 };
 
 }  // namespace jaxprims
@@ -31,4 +32,4 @@ JAXPRIMS_CONFIG(::jaxprims::ConvConfig, FIELD(::jaxprims::Ints, lhs_spec), FIELD
                 FIELD(int64_t, groups), FIELD(int64_t, batch_groups), FIELD(int64_t, x_batched), FIELD(int64_t, w_batched),
                 FIELD(int64_t, y_batched), FIELD(int64_t, activation), FIELD(int64_t, has_bias), FIELD(int64_t, has_residual),
                 FIELD(int64_t, bias_batched), FIELD(int64_t, residual_batched),
-                FIELD(int64_t, tf32));
+                FIELD(int64_t, algorithm), FIELD(int64_t, tf32));

@@ -24,6 +24,7 @@ constexpr int64_t kExtentLimit = (int64_t{1} << 31) - 1024;
 constexpr int64_t kReachLimit = int64_t{1} << 30;
 
 enum class Op : int { kForward = 0, kInputGrad = 1, kWeightGrad = 2 };
+enum class Algorithm : int { kAuto = 0, kImplicitGemm = 1, kDirect = 2, kGemm = 3 };  // jaxprims/conv/params.py has the same
 enum class Type : int { kF32 = 0, kF16 = 1, kBF16 = 2 };
 
 struct TensorStrides {
@@ -43,6 +44,7 @@ struct Problem {
   void* out_data = nullptr;
   int64_t bias_b = 0, residual_b = 0;  // true-batch strides of bias and residual
   int activation = 0;
+  Algorithm algorithm = Algorithm::kAuto;
   bool tf32 = false;  // float32 operands may be rounded to TF32's 11 bits
 
   int64_t pixels() const { return int64_t{axis[0].O} * axis[1].O * axis[2].O; }

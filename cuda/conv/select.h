@@ -127,7 +127,8 @@ inline Config select(const Problem& p, bool sm90 = false, int64_t workspace = 0)
 
   // Direct: depthwise and groups of up to 8 x 8 channels would fill at most an eighth of any tile.
   const int64_t inner = p.op == Op::kWeightGrad ? p.imgs : p.chs;
-  if (p.groups > 1 && p.ks <= 8 && inner <= 8 && p.pixels() * p.ks * p.groups <= kExtentLimit) {
+  const bool narrow = p.groups > 1 && p.ks <= 8 && inner <= 8 && p.algorithm != Algorithm::kImplicitGemm;
+  if ((narrow || p.algorithm == Algorithm::kDirect) && p.pixels() * p.ks * p.groups <= kExtentLimit) {
     c.kernel = Kernel::kDirect;
     if (p.op == Op::kWeightGrad) {
       // Groups contiguous: 16 neighbouring channels per block (one 32 or 64 byte access) and 16 threads for each; else

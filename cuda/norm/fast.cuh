@@ -64,14 +64,14 @@ __device__ __forceinline__ void give(T* dst, const float (&v)[kVec<T>]) {
   __stcs(reinterpret_cast<uint4*>(dst), u);
 }
 
-// A vector of a parameter in a row kernel.
-template <class T>
+// A vector of a parameter in a row kernel; kSimple: kinds 0 and 1 only.
+template <class T, bool kSimple = false>
 __device__ __forceinline__ void row_values(const Array& a, const RowTerm& t, int64_t base, int j, float otherwise, float (&v)[kVec<T>]) {
   constexpr int V = kVec<T>;
   if (t.kind == 0) {
 #pragma unroll
     for (int i = 0; i < V; ++i) v[i] = otherwise;
-  } else if (t.kind == 1) {
+  } else if (kSimple || t.kind == 1) {
     if (sizeof(T) == 4 || a.type == Type::kSame) {
       unpack<T>(take_vector(static_cast<const T*>(a.data) + base + j), v);
     } else {

@@ -1,5 +1,6 @@
 // From XLA's buffers to a norm's Problem, and the order of the launches. Operands and results name their axes in the config;
 // sizes are read from the buffers, so one config serves any (sharded, symbolic) batch.
+#include "common/team.cuh"
 #include "norm/fast.h"
 #include "norm/problem.h"
 
@@ -165,7 +166,20 @@ bool row_terms(const Problem& p, int vec, RowPlan& q) {
       const Along along = along_row(p.a[n].runs, q.length);
       if (!along.ok || along.step != 0) return false;
     }
-  return row_term(p.a[kScale], q.length, vec, q.scale) && row_term(p.a[kBias], q.length, vec, q.bias);
+  if (!row_term(p.a[kScale], q.length, vec, q.scale) || !row_term(p.a[kBias], q.length, vec, q.bias)) return false;
+  q.direct = true;
+  for (const Name n : {kMean, kVar, kLow, kCount, kCmean, kCvar})
+    if (p.a[n].here() && !one_a_row(p.a[n].runs, q.rows, q.length)) q.direct = false;
+  const auto shared = [&](const Array& a, const RowTerm& t) { return t.kind == 0 || (t.kind == 1 && same_for_rows(a.runs, q.rows, q.length)); };
+  q.plain = shared(p.a[kScale], q.scale) && shared(p.a[kBias], q.bias) && !p.a[kResidual].here() && p.act == Act::kNone;
+  return true;
+}
+
+// All statistics are float32.
+bool float_stats(const Problem& p, ffi::DataType dtype) {
+  for (const Name n : {kMean, kVar, kLow, kCount})
+    if (p.a[n].here() && p.a[n].type != Type::kFloat && dtype != ffi::DataType::F32) return false;
+  return true;
 }
 
 // Rows of consecutive elements.
@@ -204,9 +218,21 @@ bool forward_fast(Call& call, cudaStream_t stream, cudaError_t& e) {
   if (!is_rows(p)) return by_columns(call, true, stream, e);
   if (!vectors_fit(p)) return false;
   const int vec = vector_of(call.dtype);
-  RowPlan q = row_forward_plan(p.view.statistics(), p.view.r1, vec);
-  if (!q.ok || !row_terms(p, vec, q)) return false;
-  e = rows_forward(call.dtype, p, q, stream);
+  RowPlan q = row_plain_plan(p.view.statistics(), p.view.r1, vec, team::clusters_usable());
+  if (q.ok && row_terms(p, vec, q) && q.plain && q.direct && float_stats(p, call.dtype)) {
+    e = rows_plain(call.dtype, p, q, stream);
+    return true;
+  }
+  q = row_forward_plan(p.view.statistics(), p.view.r1, vec, team::clusters_usable());
+  if (q.ok) {
+    if (!row_terms(p, vec, q)) return false;
+    e = rows_forward(call.dtype, p, q, stream);
+    return true;
+  }
+  q = row_odd_plan(p.view.statistics(), p.view.r1, vec, false, false, 0);
+  if (p.view.r1 % vec == 0) return false;
+  if (!q.ok || !row_terms(p, 1, q) || !q.plain) return false;
+  e = rows_odd_forward(call.dtype, p, q, stream);
   return true;
 }
 
@@ -253,10 +279,24 @@ bool backward_fast(Call& call, bool& params, cudaStream_t stream, cudaError_t& e
     }
     float* const partial = reinterpret_cast<float*>(call.workspace);
     const int64_t room = call.workspace == nullptr ? 0 : call.room * static_cast<int64_t>(sizeof(Value) / sizeof(float));
-    RowPlan q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, sums, room);
-    if (!q.ok && sums) sums = false, q = row_backward_plan(p.view.statistics(), p.view.r1, vec, p.act == Act::kNone, false, 0);
-    if (!q.ok || !row_terms(p, vec, q)) return false;
-    e = rows_backward(call.dtype, p, q, partial, sums, stream);
+    const int64_t rows = p.view.statistics(), length = p.view.r1;
+    const bool odd = length % vec != 0;
+    RowPlan terms;
+    terms.rows = rows, terms.length = static_cast<int>(length);
+    if (length >= (int64_t{1} << 30) || !row_terms(p, odd ? 1 : vec, terms)) return false;
+    for (const Name n : {kCmean, kCvar, kDresidual})
+      if (p.a[n].here() && (n == kDresidual || !odd)) terms.plain = false;
+    if (odd && !terms.plain) return false;
+    if (!odd && !(terms.direct && float_stats(p, call.dtype))) terms.plain = false;
+    const auto plan = [&](bool with_sums) {
+      return odd ? row_odd_plan(rows, length, vec, true, with_sums, room)
+                 : row_backward_plan(rows, length, vec, terms.plain, with_sums, with_sums ? room : 0, team::clusters_usable());
+    };
+    RowPlan q = plan(sums);
+    if (!q.ok && sums) sums = false, q = plan(false);
+    if (!q.ok) return false;
+    q.scale = terms.scale, q.bias = terms.bias, q.plain = terms.plain, q.direct = terms.direct;
+    e = odd ? rows_odd_backward(call.dtype, p, q, partial, sums, stream) : rows_backward(call.dtype, p, q, partial, sums, stream);
     params = sums;
     return true;
   }

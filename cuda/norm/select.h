@@ -1,4 +1,4 @@
-// Which norm calls the vector kernels take (rows.cu, columns.cu), and how they cut the work: pure functions of sizes and of
+// Which norm calls the vector kernels take (rows_*.cu, columns.cu), and how they cut the work: pure functions of sizes and of
 // index forms, no CUDA, tested on any machine. Everything they refuse runs in the general kernels (kernels.cuh).
 #pragma once
 #include "common/act.cuh"
@@ -26,6 +26,14 @@ inline Along along_row(const Runs& r, int64_t row) {
   return {true, post};
 }
 
+// place(r * row) = r for all rows; place(r * row + j) = j for all rows.
+inline bool one_a_row(const Runs& r, int64_t rows, int64_t row) {
+  return rows == 1 || (r.mode == Runs::kOne && r.inner_post.d == row && !r.inner_mod) || (r.mode == Runs::kSame && row == 1);
+}
+inline bool same_for_rows(const Runs& r, int64_t rows, int64_t row) {
+  return (r.mode == Runs::kSame && rows == 1) || (r.mode == Runs::kOne && r.inner_post.d == 1 && r.inner.d == row);
+}
+
 // In an index space [outer, rows, width]: the place does not depend on the row.
 inline bool same_in_rows(const Runs& r, int64_t rows, int64_t width) {
   if (r.mode == Runs::kZero) return true;
@@ -48,9 +56,12 @@ struct RowTerm {
 };
 struct RowPlan {
   bool ok = false;
-  int k = 1, group = 32, block = 256, length = 0;  // k = 0: too long to hold, read twice
+  // group: 8 or 32 lanes of a warp, 0: the block, or `cluster` neighbouring blocks; k = 0: too long to hold, read twice
+  int k = 1, group = 32, block = 256, cluster = 1, length = 0;
   int64_t rows = 0, blocks = 0;
   RowTerm scale, bias;
+  bool plain = false;   // y = xhat scale + bias with one value per element, the same for all rows, or none
+  bool direct = false;  // what has one element for a row has that of row r at r
 };
 
 constexpr int kProcessors = 132;  // of an H200; a constant, so that the order of a sum depends on the shape alone
@@ -61,60 +72,130 @@ inline int power_of_two(int64_t n) {  // the least that is not below n
   return p;
 }
 
-inline RowPlan row_forward_plan(int64_t rows, int64_t length, int vec) {
+inline int whole_warps(int64_t threads) { return static_cast<int>((threads + 31) / 32 * 32); }
+
+// Blocks of at most 512 threads with 16 elements each that hold a row together; 0: more than the 8 of a cluster.
+inline int cluster_of(int64_t length) {
+  const int64_t c = power_of_two((length + 8191) / 8192);
+  return c <= 8 ? static_cast<int>(c) : 0;
+}
+
+// Plain rows forward: 32 elements a thread from 1024 on; each team has one row. `clusters`: the GPU has them.
+inline RowPlan row_plain_plan(int64_t rows, int64_t length, int vec, bool clusters) {
   RowPlan p;
-  if (length % vec != 0 || length >= (int64_t{1} << 30) || rows < 1) return p;
-  const int64_t n = length / vec;
-  p.rows = rows, p.length = static_cast<int>(length);
-  if (n <= 128) {  // a warp or a part of it; neighbours fill the block
-    p.group = n < 32 ? power_of_two(n) : 32;
-    p.k = n <= 32 ? 1 : n <= 64 ? 2 : 4;
+  if (length % vec != 0 || rows < 1) return p;
+  int elements = 32;
+  if (length <= 1024) {
+    p.group = length <= 64 ? 4 : length <= 256 ? 8 : 32;
+    if (length <= 128 || (length > 256 && length <= 512)) elements = 16;
     p.block = rows * p.group < int64_t{kProcessors} * 512 ? 128 : 256;
-  } else if (n <= 4096) {  // 64 or 128 bytes in flight for each thread that an SM holds (768 or 512)
-    p.k = n <= 1024 ? 4 : 8;
-    p.group = p.block = static_cast<int>((n + 32 * p.k - 1) / (32 * p.k) * 32);
   } else {
-    if (rows < kProcessors) return p;  // few long rows: the general kernel cuts them into chunks
-    p.k = 0;
-    p.group = p.block = 512;
+    p.group = 0;
+    while (length > int64_t{16384} * p.cluster && p.cluster < 8) p.cluster *= 2;
+    if (length > int64_t{16384} * p.cluster || (p.cluster > 1 && !clusters)) return p;
+    p.block = whole_warps((length + 32 * p.cluster - 1) / (32 * p.cluster));
   }
-  const int64_t per = p.block / p.group, blocks = (rows + per - 1) / per;
-  p.blocks = blocks < 16 * kProcessors ? blocks : 16 * kProcessors;
+  const int64_t per = p.group ? p.block / p.group : 1, blocks = (rows + per - 1) / per * p.cluster;
+  if (blocks >= int64_t{1} << 31) return p;
+  p.rows = rows, p.length = static_cast<int>(length), p.k = elements / vec, p.blocks = blocks;
   p.ok = true;
   return p;
 }
 
-// Backward holds the sums of dscale and dbias: 16 floats a thread and vector, so few vectors and many threads. `room`: floats for
-// the blocks' sums. `plain`: without an activation, whose code needs registers.
-inline RowPlan row_backward_plan(int64_t rows, int64_t length, int vec, bool plain, bool sums, int64_t room) {
+inline RowPlan row_forward_plan(int64_t rows, int64_t length, int vec, bool clusters) {
+  RowPlan p;
+  if (length % vec != 0 || length >= (int64_t{1} << 30) || rows < 1) return p;
+  p.rows = rows, p.length = static_cast<int>(length);
+  int elements = 0;  // that a thread holds
+  if (length <= 1024) {  // lanes of a warp; neighbours fill the block
+    p.group = length <= 256 ? 8 : 32;
+    elements = length <= 64 ? 8 : length <= 128 ? 16 : length <= 256 ? 32 : length <= 512 ? 16 : 32;
+    p.block = rows * p.group < int64_t{kProcessors} * 512 ? 128 : 256;
+  } else if (length <= 16384) {
+    p.group = 0, elements = 16;
+    p.block = whole_warps((length + 15) / 16);
+  } else if (clusters && cluster_of(length)) {
+    p.group = 0, elements = 16;
+    p.cluster = cluster_of(length);
+    p.block = whole_warps((length + 16 * p.cluster - 1) / (16 * p.cluster));
+  } else {
+    if (rows < kProcessors) return p;  // few long rows: the general kernel cuts them into chunks
+    p.group = 0, p.block = 512;
+  }
+  p.k = elements / vec;
+  const int64_t per = p.group ? p.block / p.group : 1, blocks = (rows + per - 1) / per;
+  p.blocks = (blocks < (int64_t{1} << 27) ? blocks : int64_t{1} << 27) * p.cluster;
+  p.ok = true;
+  return p;
+}
+
+// Backward holds the sums of dscale and dbias: two floats an element, so few elements and many threads. `room`: floats for
+// the blocks' sums. `plain`: as RowPlan's, and nothing of the statistics but their values; else the code needs registers.
+inline RowPlan row_backward_plan(int64_t rows, int64_t length, int vec, bool plain, bool sums, int64_t room, bool clusters) {
   RowPlan p;
   if (length % vec != 0 || rows < 1) return p;
-  const int64_t n = length / vec;
-  if (n > (plain ? 2048 : 1024)) return p;  // would spill
-  p.rows = rows, p.length = static_cast<int>(length);
-  int64_t resident;
-  if (n <= 64) {
-    p.group = n < 32 ? power_of_two(n) : 32;
-    p.k = n <= 32 ? 1 : 2;
+  int64_t elements, resident;
+  if (length <= (plain ? 512 : 256)) {
+    p.group = length <= (plain ? 128 : 64) ? 8 : 32;
+    elements = !plain || length <= 64 || (length > 128 && length <= 256) ? 8 : 16;
     p.block = 256;
-    resident = p.k == 1 && plain ? 3 : 2;
+    resident = elements > 8 || !plain ? 2 : 3;
   } else {
-    p.k = n <= 256 ? 1 : n <= (plain ? 512 : 1024) ? 2 : 4;
-    p.group = p.block = static_cast<int>((n + 32 * p.k - 1) / (32 * p.k) * 32);
-    resident = (p.k == 1 && plain ? 768 : 512) / p.block;
-    if (resident > 8) resident = 8;
+    p.group = 0;
+    elements = length <= 2048 ? 8 : length <= 4096 || !plain || vec < 8 ? 16 : 32;  // three stages of float32 rows leave no room for more
+    while (length > 512 * elements * p.cluster && p.cluster < 8) p.cluster *= 2;
+    if (length > 512 * elements * p.cluster || (p.cluster > 1 && !clusters)) return p;
+    p.block = whole_warps((length + elements * p.cluster - 1) / (elements * p.cluster));
+    resident = (elements > 8 || !plain ? 512 : 1024) / p.block;
+    if (resident > 16) resident = 16;
   }
-  const int64_t per = p.block / p.group;
+  p.rows = rows, p.length = static_cast<int>(length);
+  p.k = static_cast<int>(elements) / vec;
+  const int64_t per = p.group ? p.block / p.group : 1;
   int64_t blocks = (rows + per - 1) / per;
-  const int64_t fill = kProcessors * resident;
+  const int64_t fill = kProcessors * resident / p.cluster;  // a cluster counts as one here
   if (blocks > fill) blocks = fill;
   if (sums) {
     const int64_t most = room / (2 * length);
     if (most < blocks && most < 16) return p;  // too few blocks to be worth it
     if (blocks > most) blocks = most;
   }
-  p.blocks = blocks;
+  p.blocks = blocks * p.cluster;
   p.ok = blocks > 0;
+  return p;
+}
+
+// Rows that are not whole vectors: one vector more may lie over them. `backward`: `room` as above; the rows of a block are a
+// multiple of a vector apart.
+inline RowPlan row_odd_plan(int64_t rows, int64_t length, int vec, bool backward, bool sums, int64_t room) {
+  RowPlan p;
+  if (rows < 1 || length < 64 || length > (!backward ? 16384 : vec < 8 ? 8192 : 12288) - 2 * vec || rows * length < (1 << 15)) return p;
+  p.rows = rows, p.length = static_cast<int>(length);
+  const int64_t over = ((length + vec - 1) / vec + 1) * vec;
+  int64_t elements = 32;
+  if (over <= (backward ? 512 : 1024)) {
+    p.group = 32, p.block = 256;
+    if (over <= 512) elements = 16;
+  } else {
+    p.group = 0;
+    if (backward) elements = over <= 2048 ? 8 : over <= 4096 || vec < 8 ? 16 : 32;
+    p.block = whole_warps((over + elements - 1) / elements);
+  }
+  p.k = static_cast<int>(elements) / vec;
+  const int64_t per = p.group ? 8 : 1;
+  int64_t blocks = (rows + per - 1) / per;
+  if (backward) {
+    int64_t resident = p.group ? 2 : (elements > 16 ? 384 : 512) / p.block;
+    if (resident > 8) resident = 8;
+    int64_t fill = kProcessors * resident;
+    if (sums && fill > room / (2 * length)) fill = room / (2 * length);
+    fill = fill / 8 * 8;
+    if (blocks > fill) blocks = fill;
+  } else if (blocks >= int64_t{1} << 31) {
+    return p;
+  }
+  p.blocks = blocks;
+  p.ok = blocks >= (rows < 16 ? 1 : 2);
   return p;
 }
 

@@ -7,7 +7,7 @@
 //          one block = one output position x up to 32 groups of V channels; its threads split the window by fixed stride and add in a fixed
 //          tree. avg_pool_dx_kernel: one thread = one input position x V channels, looks at the windows over it: no atomics.
 // Cost     reads the source (overlaps from L1/L2) and writes the result once; bound: memory. Sums in float32, one rounding.
-#include "pool/common.cuh"
+#include "pool/strip.cuh"
 
 namespace jaxprims::pool {
 namespace {
@@ -47,6 +47,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   store(y + at.image * p.out_image + element(at.i0, at.i1, at.i2, a1.out, a2.out, p.channels) + at.group * V, sum);
 }
 
+constexpr int kInFlight = 4;  // loads of one thread
+
 template <class T, int V>
 __global__ void __launch_bounds__(kThreads, kBlocks)
     avg_pool_block_kernel(const Pool p, const Items items, int groups, int lanes, const T* __restrict__ x, T* __restrict__ y) {
@@ -62,7 +64,21 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     const T* image = x + at.image * p.in_image + group * V;
     const int n1 = w1.end - w1.first, n2 = w2.end - w2.first;
     const uint32_t count = static_cast<uint32_t>((w0.end - w0.first) * n1 * n2);  // at most one image: below 2^31
-    for (uint32_t k = row; k < count; k += rows) {
+    const bool whole = n2 == a2.size && n1 == a1.size && a0.dilation == 1;  // the places are neighbours
+    const T* src = image + element(w0.start + w0.first * a0.dilation, 0, 0, a1.size, a2.size, p.channels);
+    for (uint32_t k = row; whole && k < count; k += kInFlight * rows) {
+      uint32_t w[kInFlight][kWords<T, V>];  // all loads before the first use of one
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i)
+        if (k + i * rows < count) load_words<T, V>(w[i], src + static_cast<int64_t>(k + i * rows) * p.channels);
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i)
+        if (k + i * rows < count) {
+#pragma unroll
+          for (int v = 0; v < V; ++v) sum[v] += number<T, V>(w[i], v);
+        }
+    }
+    for (uint32_t k = row; !whole && k < count; k += rows) {
       const int line = static_cast<int>(k) / n2;
       const int r0 = w0.first + line / n1, r1 = w1.first + line % n1, r2 = w2.first + (static_cast<int>(k) - line * n2);
       float value[V];

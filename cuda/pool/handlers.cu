@@ -1,5 +1,5 @@
 // The five pool targets: buffers and options -> Pool, checks, launch.
-//   max_pool (x) -> y, place      max_pool_gather (t, place) -> y      max_pool_scatter (dy, place) -> dx
+//   max_pool (x) -> y[, place]      max_pool_gather (t, place) -> y      max_pool_scatter (dy, place) -> dx
 //   avg_pool (x) -> y             avg_pool_dx (dy) -> dx
 // Arrays are (N, *spatial, C) or (N, C, *spatial), with one to three spatial axes; gather's and scatter's result has `batch_axes` more
 // axes in front, of which each operand has those in its mask.
@@ -146,15 +146,18 @@ ffi::Error max_pool(cudaStream_t stream, const Buffers& in, const Buffers& out, 
   const char* op = "max_pool";
   Pool p;
   int bytes = 0;
-  JAXPRIMS_TRY(arity(op, in, out, 1, 2));
+  const bool places = out.size() == 2;
+  JAXPRIMS_TRY(arity(op, in, out, 1, places ? 2 : 1));
   JAXPRIMS_TRY(read_dense(op, cfg, in[0], Side::kIn, out[0], Side::kOut, p));
-  JAXPRIMS_TRY(place_width(op, out[1], cfg, bytes));
-  if (out[1].dims != out[0].dims) return bad("max_pool: both results have one shape");
+  if (places) {
+    JAXPRIMS_TRY(place_width(op, out[1], cfg, bytes));
+  }
+  if (places && out[1].dims != out[0].dims) return bad("max_pool: both results have one shape");
   if (out[0].size() == 0) return ok();
   if (in[0].size() == 0) return bad("max_pool: an empty image has no maximum");
   return by_dtype(op, in[0].dtype, [&](auto t) {
     using T = decltype(t);
-    return status(op, launch_max<T>(p, in[0].as<T>(), out[0].as<T>(), out[1].data, bytes, stream));
+    return status(op, launch_max<T>(p, in[0].as<T>(), out[0].as<T>(), places ? out[1].data : nullptr, bytes, stream));
   });
 }
 

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
   for (int v = 0; v < V; ++v) best[v] *= sign;
   const int64_t to = at.image * p.out_image + element(at.i0, at.i1, at.i2, a1.out, a2.out, p.channels) + at.group * V;
   store(y + to, best);
-  store_places(place, place_bytes, to, where);
+  if (place != nullptr) store_places(place, place_bytes, to, where);
 }
 
 template <class T, int V>
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     const int64_t to = at.image * p.out_image + element(at.i0, at.i1, at.i2, a1.out, a2.out, p.channels) + group * V;
     store(y + to, best);
-    store_places(place, place_bytes, to, where);
+    if (place != nullptr) store_places(place, place_bytes, to, where);
   }
 }
 
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
 template <class T>
 cudaError_t launch_max(const Pool& p, const T* x, T* y, void* place, int place_bytes, cudaStream_t stream) {
   const StripWindow window = strip_window(p.axis, p.adaptive);
-  if (window != StripWindow::kNone && place_bytes == 1)
+  if (window != StripWindow::kNone && place_bytes <= 1)
     return launch_max_strip(window, p, x, y, static_cast<uint8_t*>(place), stream);
   return by_width<T>(p.channels, {x, y, place}, [&](auto width) {
     constexpr int V = decltype(width)::value;

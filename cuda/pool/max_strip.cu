@@ -42,11 +42,11 @@ __device__ __forceinline__ void walk(const Strip& g, const T* x, T* y, uint8_t* 
         }
       }
     y[v] = from_float<T>(sign * best);
-    place[v] = static_cast<uint8_t>(where);
+    if (place != nullptr) place[v] = static_cast<uint8_t>(where);
   }
 }
 
-template <class T, int V, int R, int U>
+template <class T, int V, int R, int U, bool Places>
 __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
     max_strip_kernel(const Strip g, const Items items, uint32_t flip, const T* __restrict__ x, T* __restrict__ y,
                      uint8_t* __restrict__ place) {
@@ -82,8 +82,10 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
       uint32_t m = w[0][i], k = (R - 1) * L::kOnes;
 #pragma unroll
       for (int s = 1; s < R; ++s) m = L::max(m, w[s][i]);
+      if constexpr (Places) {
 #pragma unroll
-      for (int s = R - 2; s >= 0; --s) k = L::pick(w[s][i], m, s * L::kOnes, k);
+        for (int s = R - 2; s >= 0; --s) k = L::pick(w[s][i], m, s * L::kOnes, k);
+      }
       to.max[i] = m;
       to.column[i] = k;
     }
@@ -97,12 +99,15 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
   }
   T* to = y + at.image * g.out_image + at.group * V;
   uint8_t* to_place = place + at.image * g.out_image + at.group * V;
-  for (int p = p0; p < p1; ++p) {
-    uint32_t w[U][R][W];
+  uint32_t w[U][R][W];
 #pragma unroll
-    for (int r = 0; r < U; ++r) fetch(w[r], p * U - g.pad_h + R - U + r);
+  for (int r = 0; r < U; ++r) fetch(w[r], p0 * U - g.pad_h + R - U + r);
+  for (int p = p0; p < p1; ++p) {
 #pragma unroll
     for (int r = 0; r < U; ++r) reduce(row[R - U + r], w[r]);
+    // The next rows are on their way while this window is finished and stored.
+#pragma unroll
+    for (int r = 0; r < U; ++r) fetch(w[r], p + 1 < p1 ? (p + 1) * U - g.pad_h + R - U + r : -1);
     uint32_t m[W], k[W];
     bool ordinary = true;
 #pragma unroll
@@ -110,18 +115,20 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
       m[i] = row[0].max[i];
 #pragma unroll
       for (int r = 1; r < R; ++r) m[i] = L::max(m[i], row[r].max[i]);
-      k[i] = row[R - 1].column[i] + (R - 1) * R * L::kOnes;
+      if constexpr (Places) {
+        k[i] = row[R - 1].column[i] + (R - 1) * R * L::kOnes;
 #pragma unroll
-      for (int r = R - 2; r >= 0; --r) k[i] = L::pick(row[r].max[i], m[i], row[r].column[i] + r * R * L::kOnes, k[i]);
+        for (int r = R - 2; r >= 0; --r) k[i] = L::pick(row[r].max[i], m[i], row[r].column[i] + r * R * L::kOnes, k[i]);
+      }
       ordinary = ordinary && L::ordinary(m[i]);
       m[i] ^= flip;
     }
     const int out = (p * g.q + at.i2) * g.channels;
     if (ordinary) {
       store_words<T, V>(to + out, m);
-      store_place_words<T, V>(to_place + out, k);
+      if constexpr (Places) store_place_words<T, V>(to_place + out, k);
     } else {
-      walk<T, V, R, U>(g, image, to + out, to_place + out, p, at.i2, flip ? -1.f : 1.f);
+      walk<T, V, R, U>(g, image, to + out, Places ? to_place + out : nullptr, p, at.i2, flip ? -1.f : 1.f);
     }
 #pragma unroll
     for (int r = 0; r < R - U; ++r) row[r] = row[r + U];
@@ -147,7 +154,7 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : U == 1 ? 2 : 3)
   const T* from = dy + at.image * g.out_image + at.group * V;
   const uint8_t* from_place = place + at.image * g.out_image + at.group * V;
 
-  Cell<T, V> cell[D][D];  // [d][e]: output (k - d, j - e)
+  Cell<T, V> cell[D][D], next[D];  // [d][e]: output (k - d, j - e)
   auto fill = [&](Cell<T, V>(&to)[D], int p) {
 #pragma unroll
     for (int e = 0; e < D; ++e) {
@@ -167,8 +174,11 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : U == 1 ? 2 : 3)
 #pragma unroll
   for (int d = 1; d < D; ++d) fill(cell[d], k0 - d);
   T* image = dx + at.image * g.in_image + at.group * V;
+  fill(next, k0);
   for (int k = k0; k < k1; ++k) {
-    fill(cell[0], k);
+#pragma unroll
+    for (int e = 0; e < D; ++e) cell[0][e] = next[e];
+    fill(next, k + 1 < k1 ? k + 1 : -1);  // on its way while this block is summed and stored
 #pragma unroll
     for (int a = 0; a < U; ++a) {
       const int h = k * U + a - g.pad_h;
@@ -207,7 +217,8 @@ cudaError_t launch_forward(const Pool& pool, const T* x, T* y, uint8_t* place, c
     const Strip g = strip_of<U>(pool, pool.channels / V, false, items);
     const unsigned blocks = blocks_for(items.total);
     if (blocks == 0) return cudaErrorInvalidConfiguration;
-    max_strip_kernel<T, V, R, U><<<blocks, kThreads, 0, stream>>>(g, items, pool.minimum ? Lanes<T>::kSign : 0u, x, y, place);
+    const auto kernel = place != nullptr ? max_strip_kernel<T, V, R, U, true> : max_strip_kernel<T, V, R, U, false>;
+    kernel<<<blocks, kThreads, 0, stream>>>(g, items, pool.minimum ? Lanes<T>::kSign : 0u, x, y, place);
     return cudaGetLastError();
   });
 }

@@ -22,6 +22,7 @@ from typing import Any
 from jaxprims.bench import model_report, report, run
 from jaxprims.bench.model_report import Outcome
 from jaxprims.bench.model_rows import CONTENDERS, EXPECTED_SECONDS, SLOW, ModelRow, select
+from jaxprims.bench.options import number_list, word_list
 
 NEEDS = run.NEEDS | {"flax": "flax", "optax": "optax"}
 
@@ -139,12 +140,12 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rows", default="", metavar="SUBSTR", help="models whose name holds this; several: a,b")
     p.add_argument(
         "--contenders",
-        type=run.word_list(CONTENDERS, "contender"),
+        type=word_list(CONTENDERS, "contender"),
         default=(),
         help=f"of {','.join(CONTENDERS)} (default: all but {', '.join(SLOW)})",
     )
     p.add_argument(
-        "--batch", type=run.number_list, default=(), metavar="N", help="other batch sizes than the rows'; several: a,b"
+        "--batch", type=number_list, default=(), metavar="N", help="other batch sizes than the rows'; several: a,b"
     )
     p.add_argument("--dtype", choices=("bf16", "f16", "f32"), default="bf16", help="of the computation (%(default)s)")
     p.add_argument(

@@ -117,6 +117,30 @@ def conv_program(
     return Program(jax.vmap(fn) if row.batch else fn)
 
 
+def by_patches(item: Item) -> Program | None:
+    """A forward convolution by algorithm="gemm", where that exists."""
+    from jax import lax
+
+    import jaxprims
+
+    row = item.row
+    if not isinstance(row, ConvRow) or item.direction != "fwd" or row.batch or row.transposed or row.groups > 1:
+        return None
+    if row.layout != "NHWC":
+        return None
+    return Program(
+        lambda x, w: jaxprims.conv(
+            x,
+            w,
+            strides=row.stride,
+            padding=row.pad,
+            kernel_dilation=row.dilation,
+            precision=lax.Precision.HIGHEST if item.dtype == "f32" else lax.Precision.DEFAULT,
+            algorithm="gemm",
+        )
+    )
+
+
 # --- ops bound by memory --------------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,7 @@ RIVALS = ("xla", "xla map", "torch", "torch 1d", "torch.compile")
 META = ("commit", "gpu", "driver", "jax", "jaxlib", "torch", "cudnn", "date", "method")
 FIELDS = (
     "row", "group", "standing", "shape", "dtype", "layout", "direction", "gflop", "gflop_needed", "mbytes",
-    "ms", *(f"ms_{name.replace(' ', '_').replace('.', '_')}" for name in RIVALS), "ms_unbatched",
+    "ms", *(f"ms_{name.replace(' ', '_').replace('.', '_')}" for name in RIVALS), "ms_unbatched", "ms_gemm",
     "tflops", "tbytes_s", "share_of_ceiling", "floor_ms", "share_of_roofline", "best_rival", "ratio", "runs_as",
     "workspace", "spread", "sets", "l2", "check", "error_jaxprims", "error_xla", "error_torch", "failed", "notes", "ceiling_tflops", "ceiling_tbytes_s", *META,
 )  # fmt: skip
@@ -150,6 +150,7 @@ def fields(result: Result, ceilings: dict[str, float]) -> dict[str, Any]:
         "mbytes": item.moved() / 1e6,
         "ms": ours,
         "ms_unbatched": ms.get("unbatched"),
+        "ms_gemm": ms.get("gemm"),
         "tflops": _over(flops, 1e12),
         "tbytes_s": _over(item.moved() / 1e9, ours),
         "share_of_ceiling": _over(rate(item, ours), top),

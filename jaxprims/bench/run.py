@@ -16,11 +16,11 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from jaxprims.bench import report, rows
-from jaxprims.bench.rows import CONV_DIRECTIONS, DTYPES, MEM_DIRECTIONS, ConvRow, Item, MemRow
+from jaxprims.bench.options import parser
+from jaxprims.bench.rows import DTYPES, ConvRow, Item, MemRow
 
 NEEDS = {"rich": "rich", "matplotlib": "matplotlib"}
 # |ours - rival| / |rival|: both round bf16, f16 or tf32 operands' products to their own results; f32 rivals may be FFT or Winograd.
@@ -37,6 +37,7 @@ class Settings:
     torch: Any = None
     compiled: bool = False  # torch.compile too
     errors: bool = False  # against float64
+    gemm: bool = False  # our algorithm="gemm" beside the rest
     l2: float = L2
 
     @property
@@ -147,6 +148,8 @@ def _run_item(item: Item, settings: Settings, result: Result) -> None:
         for name, program in torch_programs.items():
             make = lambda program=program: torch_rival.TorchRunner(settings.torch, program, sets, item.dtype)  # noqa: E731
             attempt(name, make)
+    if settings.gemm and (patches := programs.by_patches(item)):
+        attempt("gemm", lambda: timing.JaxRunner(patches, sets))
     if "jaxprims" in runners:
         _describe(ours, sets[0], result)
     _check(item, runners, result)
@@ -201,7 +204,10 @@ def _describe(program: Any, operands: tuple[Any, ...], result: Result) -> None:
         told = jaxprims.explain(program.fn, *args)
     usable = ffi.gpu_present() and ffi.why_not() is None
     names = [
-        row.kernel.removeprefix("jaxprims_") if row.kernel and usable else f"{row.op} by reference" for row in told.rows
+        row.kernel.removeprefix("jaxprims_") + (f" ({row.choice})" if row.choice else "")
+        if row.kernel and usable
+        else f"{row.op} by reference"
+        for row in told.rows
     ]
     result.runs_as = "+".join(dict.fromkeys(names)) or "XLA alone"
     result.workspace = max((row.workspace for row in told.rows), default=0)
@@ -283,64 +289,6 @@ def short(error: BaseException) -> str:
 # --- command line ---------------------------------------------------------------------------------------------------------
 
 
-def word_list(known: Sequence[str], name: str) -> Callable[[str], tuple[str, ...]]:
-    def parse(text: str) -> tuple[str, ...]:
-        words = tuple(word for word in text.split(",") if word)
-        for word in words:
-            if word not in known:
-                raise argparse.ArgumentTypeError(f"{word!r} is no {name}; there are {', '.join(known)}")
-        return words
-
-    return parse
-
-
-def number_list(text: str) -> tuple[int, ...]:
-    numbers = tuple(int(word) for word in text.split(",") if word)
-    if any(n < 1 for n in numbers):
-        raise argparse.ArgumentTypeError(f"{text} must be at least 1")
-    return numbers
-
-
-def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="python -m jaxprims bench", description="jaxprims, XLA and PyTorch side by side on this machine's GPU"
-    )
-    p.add_argument(
-        "suite",
-        choices=[*sorted(rows.SUITES), "models"],
-        help="convolutions, the ops that are bound by memory, or training steps (models --help has their options)",
-    )
-    p.add_argument(
-        "--rows", default="", metavar="SUBSTR", help="rows whose name holds this, or of this group; several: a,b"
-    )
-    p.add_argument(
-        "--dtype", type=word_list(tuple(DTYPES), "dtype"), default=(), help=f"of {','.join(DTYPES)} (default: all)"
-    )
-    directions = (*CONV_DIRECTIONS, *MEM_DIRECTIONS[1:])
-    p.add_argument(
-        "--directions",
-        type=word_list(directions, "direction"),
-        default=(),
-        help=f"of {','.join(directions)} (default: all)",
-    )
-    p.add_argument(
-        "--output", type=Path, default=Path("bench_results"), metavar="DIR", help="of CSV and PNG (%(default)s)"
-    )
-    p.add_argument("--no-torch", action="store_true", help="leave PyTorch out")
-    p.add_argument(
-        "--torch-compile", action="store_true", help="torch.compile as a further rival of memory-bound rows (slow)"
-    )
-    p.add_argument(
-        "--errors", action="store_true", help="errors of convolutions against float64 too (slow: on the host)"
-    )
-    p.add_argument("--quick", action="store_true", help="few rows, few samples; with --cpu: tiny sizes")
-    p.add_argument(
-        "--cpu", action="store_true", help="time the reference on the CPU: tries the path, says nothing of kernels"
-    )
-    p.add_argument("--list", action="store_true", help="print the rows and stop")
-    return p
-
-
 def _missing() -> list[str]:
     missing = []
     for module, package in NEEDS.items():
@@ -358,10 +306,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         from jaxprims.bench import models
 
         return models.main(words[1:])
+    if words[:1] == ["compile"]:
+        from jaxprims.bench import compile_time
+
+        return compile_time.main(words[1:])
     p = parser()
     options = p.parse_args(words)
-    if options.suite == "models":
-        p.error("models comes first, its own options behind it")
+    if options.suite in ("models", "compile"):
+        p.error(f"{options.suite} comes first, its own options behind it")
     items = rows.select(
         options.suite, rows=options.rows, dtypes=options.dtype, directions=options.directions, quick=options.quick
     )
@@ -394,7 +346,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(no_kernels(problem), file=sys.stderr)
     torch = None if options.cpu or options.no_torch else torch_rival.load()
     settings = Settings(
-        cpu=options.cpu, quick=options.quick, torch=torch, compiled=options.torch_compile, errors=options.errors
+        cpu=options.cpu,
+        quick=options.quick,
+        torch=torch,
+        compiled=options.torch_compile,
+        errors=options.errors,
+        gemm=options.gemm,
     )
     if torch is not None:
         settings.l2 = float(getattr(torch.cuda.get_device_properties(0), "L2_cache_size", 0) or L2)

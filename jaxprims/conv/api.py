@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import jax
 
 from jaxprims.conv import primitive
-from jaxprims.conv.checks import build_params, canonical_specs, specs_and_images
+from jaxprims.conv.checks import build_params, canonical_specs, check_algorithm, specs_and_images
 from jaxprims.conv.epilogue import with_epilogue
 from jaxprims.conv.transpose import conv_transpose
 from jaxprims.core.checks import as_array
 from jaxprims.core.sharding import with_out_sharding
 
 __all__ = ["conv", "conv_general_dilated", "conv_transpose"]
-
-ALGORITHMS = ("auto", "implicit_gemm")
 
 
 def conv_general_dilated(
@@ -118,7 +117,10 @@ def conv(
         what ``jax.lax.conv_general_dilated`` takes (then x has exactly one batch axis).
       activation: a name ("relu", "silu", "gelu", ...) or None. residual: of y's shape and dtype.
       mode: "cross_correlation" (jax.lax, Flax), or "convolution", which reverses w along its spatial axes.
-      algorithm: "auto" or "implicit_gemm". out_sharding: as in :func:`conv_general_dilated`.
+      algorithm: "auto", or what the CUDA kernels shall use where it can be: "implicit_gemm" (tiles of a matrix product whose
+        patches exist on the chip alone), "direct" (one sum per thread), "gemm" (patches written out, in up to 64 MiB of workspace,
+        then a matrix product: Caffe's way, to be measured against; "NHWC" and one group). Derivatives of "gemm" and what vmap
+        makes of it choose as "auto" does; the reference is always the same. out_sharding: as in :func:`conv_general_dilated`.
 
     Numerics: bias, residual and activation are applied to the float32 accumulator, and the result is rounded once; integers
     wrap as in jax.lax. See :func:`conv_general_dilated` for precision. Under differentiation, activations whose slope the result
@@ -136,8 +138,6 @@ def conv(
     x, w = as_array(x, "x"), as_array(w, "w")
     if mode not in ("cross_correlation", "convolution"):
         raise ValueError(f"mode={mode!r} is not known; give 'cross_correlation' or 'convolution'.")
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm={algorithm!r} does not exist; there are {' and '.join(map(repr, ALGORITHMS))}.")
     specs, x, batch = specs_and_images(x, w, dimension_numbers)
     params = build_params(
         x,
@@ -154,4 +154,5 @@ def conv(
         names=("strides", "input_dilation", "kernel_dilation", "feature_group_count"),
         empty_ok=False,
     )
+    params = replace(params, algorithm=check_algorithm(algorithm, params, x))
     return with_out_sharding(with_epilogue(params, x, w, bias, residual, activation, batch), out_sharding)

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxprims.conv.params import ConvParams, Spec, canonical_precision, dilated, gather
+from jaxprims.conv.params import ALGORITHMS, ConvParams, Spec, canonical_precision, dilated, gather
+from jaxprims.conv.workspace import MOST_WORKSPACE, image_patches
 from jaxprims.core.checks import (
     INT32_MAX,
     canonical_int,
@@ -248,3 +249,30 @@ def check_residual(residual: Any, shape: Sequence[int], dtype: Any) -> None:
         raise TypeError(
             f"residual has dtype {residual.dtype}; it must be that of the result: cast it with residual.astype(jnp.{dtype})."
         )
+
+
+def check_algorithm(algorithm: Any, p: ConvParams, x: Any) -> str:
+    """The name of an algorithm that exists for this convolution."""
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise ValueError(
+            f"algorithm={short(algorithm)} does not exist; give one of {', '.join(map(repr, ALGORITHMS))}."
+        )
+    if algorithm == "gemm":
+        last = p.rank + 1
+        if (
+            p.lhs_spec[1] != last
+            or p.out_spec[1] != last
+            or p.rhs_spec[:2] != (last, last - 1)
+            or p.flip
+            or p.groups > 1
+        ):
+            raise ValueError(
+                "algorithm='gemm' exists for channels last with HWIO filters (\"NHWC\"), mode='cross_correlation' and one group; "
+                "give 'auto'."
+            )
+        if image_patches(p, x) > MOST_WORKSPACE:
+            raise ValueError(
+                f"algorithm='gemm' writes out the patches of an image, here {image_patches(p, x)} bytes; its workspace holds "
+                f"{MOST_WORKSPACE}: give 'auto'."
+            )
+    return algorithm

@@ -24,6 +24,10 @@ from jaxprims.core.checks import is_static, short
 Spec = tuple[int, ...]
 
 
+# What a caller may ask for, with the codes of cuda/conv/problem.h.
+ALGORITHMS = {"auto": 0, "implicit_gemm": 1, "direct": 2, "gemm": 3}
+
+
 @dataclass(frozen=True)
 class ConvParams:
     """Options of conv, conv_dx, conv_dw and conv_fused.
@@ -48,6 +52,7 @@ class ConvParams:
     flip: bool = False
     precision: Any = None  # None, a lax.Precision, or a pair of them
     dtype: str | None = None  # dtype of the result; None: that of the operands
+    algorithm: str = "auto"  # of ALGORITHMS
     x_batched: bool = False
     w_batched: bool = False
     y_batched: bool = False

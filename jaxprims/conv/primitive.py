@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxprims.conv import reference, workspace
-from jaxprims.conv.params import ConvParams, allows_tf32, flops, leading, w_shape, x_shape, y_shape
+from jaxprims.conv.choice import conv_choice
+from jaxprims.conv.params import ALGORITHMS, ConvParams, allows_tf32, flops, leading, w_shape, x_shape, y_shape
 from jaxprims.core.activations import activation_code, activation_slope, apply_activation
 from jaxprims.core.checks import is_static, promote, wide_dtype
 from jaxprims.core.primitive import define_primitive, move_to_front
@@ -339,6 +340,7 @@ def _config(p: ConvParams, *_avals: Any) -> dict[str, Any]:
         "has_residual": p.has_residual,
         "bias_batched": p.bias_batched,
         "residual_batched": p.residual_batched,
+        "algorithm": ALGORITHMS[p.algorithm],
         "tf32": allows_tf32(p.precision),
     }
 
@@ -360,6 +362,8 @@ conv = define_primitive(
     reference=reference.conv,
     supports=partial(_supports, _y_result),
     config=_config,
+    choice=partial(conv_choice, "conv", _y_result, _config),
+    workspace=workspace.conv,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xwy"),
     batch=partial(_image_batch, "conv", "x", "y"),
@@ -373,6 +377,7 @@ conv_dx = define_primitive(
     reference=reference.conv_dx,
     supports=partial(_supports, _x_result),
     config=_config,
+    choice=partial(conv_choice, "conv_dx", _x_result, _config),
     bilinear=(0, 1),
     transpose=partial(_transpose, "ywx"),
     batch=partial(_image_batch, "conv_dx", "y", "x"),
@@ -386,6 +391,7 @@ conv_dw = define_primitive(
     reference=reference.conv_dw,
     supports=partial(_supports, _w_result),
     config=_config,
+    choice=partial(conv_choice, "conv_dw", _w_result, _config),
     workspace=workspace.conv_dw,
     bilinear=(0, 1),
     transpose=partial(_transpose, "xyw"),
@@ -400,6 +406,8 @@ conv_fused = define_primitive(
     reference=reference.conv_fused,
     supports=partial(_supports, _y_result),
     config=_config,
+    choice=partial(conv_choice, "conv_fused", _y_result, _config),
+    workspace=workspace.conv,
     jvp=_fused_jvp,
     transpose=_fused_transpose,
     batch=_fused_batch,

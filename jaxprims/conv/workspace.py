@@ -10,10 +10,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxprims.conv.params import ConvParams, leading, w_shape
+from jaxprims.conv.params import ConvParams, gather, leading, w_shape
 from jaxprims.core.checks import is_static
 
-_MOST_WORKSPACE = 64 << 20  # bytes that any call may ask for
+MOST_WORKSPACE = 64 << 20  # bytes that any call may ask for
 # kSm90Workspace of cuda/conv/sm90.h: two unfinished tiles for each of 132 workers.
 _SM90_WORKSPACE = 2 * 132 * 8 * 64 * 64 * 4
 
@@ -42,7 +42,7 @@ def _depthwise_workspace(p: ConvParams, x: Any, dy: Any) -> int:
     if channels != p.groups or features != p.groups or channels % 4:
         return 0
     size = 4 * math.prod(p.w_spatial) * channels * -(-528 * 64 // channels)
-    return size if size <= _MOST_WORKSPACE else 0
+    return size if size <= MOST_WORKSPACE else 0
 
 
 _SPLIT_WORKSPACE = 32 << 20  # at most
@@ -73,3 +73,18 @@ def _split_workspace(p: ConvParams, x: Any, dy: Any) -> int:
 def conv_dw(p: ConvParams, x: Any, dy: Any) -> int:
     """Bytes of the workspace of conv_dw, which one kernel or another uses: below 64 MiB."""
     return max(f(p, x, dy) for f in (_sm90_workspace, _depthwise_workspace, _split_workspace))
+
+
+def image_patches(p: ConvParams, x: Any) -> int:
+    """Bytes of the patches of one image, P Q R S C elements; 0 where a size is symbolic."""
+    sizes = (*p.y_spatial, *p.w_spatial, gather(x.shape, p.lhs_spec, p.x_batched)[1])
+    return math.prod(sizes) * jnp.dtype(x.dtype).itemsize if is_static(*sizes) else 0
+
+
+def conv(p: ConvParams, x: Any, *_rest: Any) -> int:
+    """Forward: algorithm="gemm" takes the patches of as many images as fit; others need none."""
+    if p.algorithm != "gemm" or p.x_batched or p.w_batched:
+        return 0
+    image, images = image_patches(p, x), x.shape[p.lhs_spec[0]]
+    most = MOST_WORKSPACE // image if image else 0
+    return image * (min(images, most) if is_static(images) else most)

@@ -11,6 +11,7 @@ import os
 import re
 import sysconfig
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +91,25 @@ def _load() -> tuple[ctypes.CDLL | None, Status]:
 def status() -> Status:
     """What became of the kernel library, and the command that mends it."""
     return _load()[1]
+
+
+def ask(symbol: str, values: Sequence[int]) -> str | None:
+    """The text that the library's ``symbol(values, count, hopper)`` gives; None where there is no library or it has none.
+
+    ``hopper``: this machine's GPU is one, or there is no GPU and the library has kernels for one.
+    """
+    library, state = _load()
+    function = getattr(library, symbol, None)
+    if function is None:
+        return None
+    function.restype, function.argtypes = (
+        ctypes.c_char_p,
+        [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64, ctypes.c_int],
+    )
+    hopper = "sm_90a" in (state.build_info or "")
+    if gpu_present():
+        hopper = hopper and str(getattr(jax.devices()[0], "compute_capability", "")) == "9.0"
+    return function((ctypes.c_int64 * len(values))(*values), len(values), hopper).decode() or None
 
 
 _registered: set[str] = set()

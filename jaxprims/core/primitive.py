@@ -37,6 +37,7 @@ class Decision:
     flops: int
     bytes: int
     workspace: int
+    choice: str | None = None  # which of its kernels, in words
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +51,7 @@ class Op:
     supports: Callable[..., str | None]
     config: Callable[..., dict[str, Any]]
     workspace: Callable[..., int] | None
+    choice: Callable[..., str | None] | None
     jvp: Callable[..., Any] | str
     linear: tuple[int, ...]
     bilinear: tuple[int, int] | None
@@ -100,7 +102,8 @@ class Op:
         if reason is None and _empty(avals, [s for s, _ in results]):
             reason = "an operand or result is empty"
         space = int(self.workspace(params, *avals)) if self.workspace and reason is None else 0
-        return Decision(None if reason else self.target, reason, flops, int(moved), space)
+        choice = self.choice(params, space, *avals) if self.choice and reason is None else None
+        return Decision(None if reason else self.target, reason, flops, int(moved), space, choice)
 
 
 def define_primitive(
@@ -118,6 +121,7 @@ def define_primitive(
     bilinear: tuple[int, int] | None = None,
     transpose: Callable[..., Any] | None = None,
     workspace: Callable[..., int] | None = None,
+    choice: Callable[..., str | None] | None = None,
     collective: Callable[..., Any] | None = None,
     cost: Callable[..., int] | None = None,
 ) -> Op:
@@ -135,7 +139,8 @@ def define_primitive(
       jvp: "reference", or ``jvp(params, primals, tangents)`` -> (results, tangents) with None for zero.
       linear: operands in which the op is jointly linear; bilinear: two in each of which it is linear.
       transpose: ``transpose(params, cts, operands, wanted)`` -> cotangents, for a linear or bilinear op.
-      workspace: bytes of an extra result of the custom call. collective: ``collective(params, axes)`` -> a function of local
+      workspace: bytes of an extra result of the custom call. choice: ``choice(params, workspace, *avals)`` -> which kernel the
+        library takes, in words, or None. collective: ``collective(params, axes)`` -> a function of local
         operands for a split over mesh axes that the results are not sums over. cost: FLOPs.
     """
     prim = Primitive(name)
@@ -146,7 +151,7 @@ def define_primitive(
         static_argnames=("params", "backend"),
     )
     op = Op(
-        name, params, shape, reference, supports, config, workspace, jvp, linear, bilinear, transpose, batch, sharding,
+        name, params, shape, reference, supports, config, workspace, choice, jvp, linear, bilinear, transpose, batch, sharding,
         collective, cost, prim, eager,
     )  # fmt: skip
     prim.def_abstract_eval(functools.partial(_abstract_eval, op))

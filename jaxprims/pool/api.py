@@ -97,7 +97,7 @@ def max_pool(
     """
     x, last, back = as_images(real(inputs), rank_of(window_shape, "window_shape"), layout)
     p = regular(x, last, window_shape, strides, padding, window_dilation)
-    return back(prim.max_pool(p, x)[0])
+    return back(prim.max_pool(replace(p, indices=False), x)[0])
 
 
 def min_pool(
@@ -117,7 +117,7 @@ def min_pool(
     """
     x, last, back = as_images(real(inputs), rank_of(window_shape, "window_shape"), layout)
     p = regular(x, last, window_shape, strides, padding, window_dilation)
-    return back(prim.max_pool(replace(p, minimum=True), x)[0])
+    return back(prim.max_pool(replace(p, minimum=True, indices=False), x)[0])
 
 
 def max_pool_with_argmax(
@@ -363,7 +363,7 @@ def adaptive_max_pool(
     if return_indices:
         y, index = _with_index(p, x)
         return back(y), back(index)
-    return back(prim.max_pool(p, x)[0])
+    return back(prim.max_pool(replace(p, indices=False), x)[0])
 
 
 def global_avg_pool(inputs: jax.Array, *, keepdims: bool = False, layout: str = "NHWC") -> jax.Array:
@@ -390,4 +390,4 @@ def global_max_pool(inputs: jax.Array, *, keepdims: bool = False, layout: str = 
     [[6.0, 7.0]]
     """
     x, p, back = whole_image(real(inputs), layout)
-    return back(_squeeze(p, prim.max_pool(p, x)[0], keepdims))
+    return back(_squeeze(p, prim.max_pool(replace(p, indices=False), x)[0], keepdims))

@@ -1,6 +1,7 @@
 """The primitives of the pooling family, all described by one :class:`PoolParams`.
 
-    y, place = max_pool(x)              max or min; place: which place of its window each output came from
+    y, place = max_pool(x)              max or min; place: which place of its window each output came from (``indices``:
+                                        without it y alone, until a derivative asks for the places)
     y  = max_pool_gather(t, place)      y[o] = t[element of o at place[o]]: the tangent of max_pool, linear in t
     dx = max_pool_scatter(dy, place)    dx[i] = sum of the dy[o] whose place is element i: its transpose
     y  = avg_pool(x)                    sum or average, linear
@@ -168,9 +169,9 @@ def _batch_pair(op: Any) -> Any:
 
 def _max_pool_jvp(p: PoolParams, primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     # dy[o] = dx[the element that won]
-    y, place = max_pool(p, primals[0])
+    y, place = max_pool(replace(p, indices=True), primals[0])
     dot = None if tangents[0] is None else max_pool_gather(replace(p, minimum=False), tangents[0], place)[0]
-    return (y, place), (dot, None)
+    return ((y, place), (dot, None)) if p.indices else ((y,), (dot,))
 
 
 def _pair_transpose(op: Any) -> Any:
@@ -188,13 +189,13 @@ def _pair_transpose(op: Any) -> Any:
 max_pool: Op = define_primitive(
     "max_pool",
     params=PoolParams,
-    shape=lambda p, x: ((s := _resized(p, x, p.out_size), x.dtype), (s, index_dtype(p))),
-    reference=reference.max_pool,
+    shape=lambda p, x: ((s := _resized(p, x, p.out_size), x.dtype), (s, index_dtype(p)))[: 1 + p.indices],
+    reference=lambda p, x: reference.max_pool(p, x)[: 1 + p.indices],
     supports=_supports,
     config=_config,
     jvp=_max_pool_jvp,
     batch=_batch_dense(lambda: max_pool),
-    sharding=_dense_rule("i", "o", "o"),
+    sharding=lambda p, x: _dense_rule("i", *"oo"[: 1 + p.indices])(p, x),
     cost=_cost,
 )
 

@@ -96,6 +96,7 @@ class PoolParams:
     adaptive: bool = False
     channels_last: bool = True
     minimum: bool = False  # max_pool only
+    indices: bool = True  # max_pool only: whether the places are a second result
     flat: bool = False  # maxima are told by the flat index of the element (int32), not by the place in the window
     divisor: str = "none"  # avg_pool only: "window" (all places), "valid" (places inside the image), "none" (a sum)
     data_axes: tuple[bool, ...] = ()
