@@ -20,8 +20,8 @@
 //          A chain of calls in one program, launches included: forward 344 us, forward and backward 897 us (3.6 and 3.7 TB/s).
 // Tried    two or eight rows in flight, two to four blocks an SM for gather and apply forward: equal to 8 % slower.
 //          Group norm 32x64x64x320 held on chip by clusters of 8 and 16 blocks, read once, one launch: 111 and 134 us against
-//          92 by sweeps (125 and 167 us forward and backward under ncu): the exchange of sums leaves memory idle in each of its
-//          eight rounds. Batch norm 256x7x7x2048 likewise: 88 us against 59.
+//          92 by sweeps (125 and 167 us forward and backward under ncu): probably waiting for the exchange of sums, once in
+//          every round of blocks. Batch norm 256x7x7x2048 likewise: 88 us against 59.
 #include <type_traits>
 
 #include "norm/columns.cuh"
