@@ -136,12 +136,13 @@ def test_softmax_rows(n, dtype):
 
 
 # A warp's lanes, a block, a cluster, too long; no multiple of a vector: 1001 to 8191, then the general kernels.
-NORM_LENGTHS = (8, 64, 72, 128, 136, 256, 264, 512, 520, 768, 1024, 1032, 2048, 2056, 4096, 5120, 8192, 8200, 12288, 16384, 16392)
+LANES = (8, 64, 72, 128, 136, 256, 264, 512, 520, 768, 1024)
+BLOCKS = (1032, 2048, 2056, 4096, 5120, 8192, 8200, 12288, 16384, 16392)
 ODD_LENGTHS = (65, 100, 1001, 2047, 2049, 4097, 4225, 8191, 8193)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("n", (*NORM_LENGTHS, *ODD_LENGTHS, 32768, 40000, 65536, 65544))
+@pytest.mark.parametrize("n", (*LANES, *BLOCKS, *ODD_LENGTHS, 32768, 40000, 65536, 65544))
 def test_norm_rows(n, dtype):
     """Layer norm and RMS norm with their gradients against float64; rows that do not fill the last block."""
     rng = np.random.default_rng(n)
@@ -236,26 +237,6 @@ def test_softmax_of_few_long_rows(rows, n, dtype):
         x[0, n - 1] = np.nan
         with jaxprims.use("cuda"):
             assert np.isnan(np.asarray(jaxprims.softmax(jnp.asarray(x, dtype)))).all()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(3000, 4096), (70_001, 8), (65, 72), (3, 64, 200), (5, 1111, 33), (100_000, 40)])
-def test_softmax_along_columns(shape, dtype):
-    """Strips of columns, few of them in chunks of rows; an inner axis that vectors do not fit."""
-    rng = np.random.default_rng(shape[-1])
-    x = rng.standard_normal(shape) * 4
-    x[..., 0, :] = np.where(rng.random(x[..., 0, :].shape) < 0.5, -np.inf, 30)
-    x[..., :, 1] = -np.inf
-    x[..., -1, 2], x[..., 7, 3] = np.nan, np.inf
-    x = np.asarray(jnp.asarray(x, dtype)).astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        d = x - x.max(-2, keepdims=True)
-        s = np.exp(d).sum(-2, keepdims=True)
-    with jaxprims.use("cuda"):
-        p = np.asarray(jax.jit(lambda x: jaxprims.softmax(x, -2))(jnp.asarray(x, dtype))).astype(np.float64)
-        log_p = np.asarray(jax.jit(lambda x: jaxprims.log_softmax(x, -2))(jnp.asarray(x, dtype))).astype(np.float64)
-    np.testing.assert_allclose(p, np.exp(d) / s, rtol=EPS[dtype] + 2.0**-14, atol=2.0**-24)
-    np.testing.assert_allclose(log_p, d - np.log(s), rtol=EPS[dtype], atol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -8,7 +8,7 @@
 // Layout   row-major [outer, n, inner]; nothing is transposed.
 // Work     inner = 1, n > 32, aligned: softmax_row.cu. Else one warp for a row up to 1024 elements, one block of 256
 //          threads up to 8192, the row in registers; longer rows: one block, (m, s) merged in one online pass, then a second read to write.
-//          inner > 1: softmax_columns.cu where vectors fit along inner; else threads along inner (neighbours in memory); one thread for a column up to 32 elements, in registers;
+//          inner > 1: threads along inner (neighbours in memory); one thread for a column up to 32 elements, in registers;
 //          longer columns: a block of 32 x 8, eight threads share a column, two reads.
 // Cost     n <= 8192 (32 strided): reads each operand once, writes once; else the operands are read twice. Bound: memory.
 // Sums     float32, in an order fixed by the shape alone: the same bits in every run.
@@ -255,7 +255,6 @@ cudaError_t launch_softmax(const T* x, T* y, const RowProblem& p, bool log, bool
   const int warp_grid = grid_of(ceil_div(p.outer, kWarps)), row_grid = grid_of(p.outer);
   const int n = static_cast<int>(std::min<int64_t>(p.n, 1 << 30));
   if (cudaError_t e; p.inner == 1 && p.n > kWarpRow && launch_softmax_rows(x, y, p.outer, p.n, log, accurate, stream, e)) return e;
-  if (cudaError_t e; p.inner > 1 && p.n > kColumn && launch_softmax_columns(x, y, p, log, accurate, stream, e)) return e;
   if (p.inner > 1) {
     if (p.n <= kColumn)
       softmax_column<T><<<grid_of(ceil_div(p.outer * p.inner, kBlock)), kBlock, 0, stream>>>(x, y, p, log, accurate);

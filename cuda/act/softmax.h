@@ -27,8 +27,4 @@ template <class T>
 bool launch_softmax_pair_rows(PairOp op, const T* y, const T* t, T* out, int64_t rows, int64_t n, const Lead& lead,
                               cudaStream_t stream, cudaError_t& e);
 
-// The same along an axis with inner a multiple of a vector, in softmax_columns.cu.
-template <class T>
-bool launch_softmax_columns(const T* x, T* y, const RowProblem& p, bool log, bool accurate, cudaStream_t stream, cudaError_t& e);
-
 }  // namespace jaxprims
