@@ -123,7 +123,9 @@ def test_conv_of_groups(seed: int, dtype: str):
     padding = tuple((int(rng.integers(0, w)), int(rng.integers(0, w))) for w in window)
     n = log_int(rng, 1, 40)
     wide = int(rng.choice([9, 9, 40, 150]))
-    sizes = tuple(max(s, (w - 1) * d + 1) for s, w, d in zip((9 + int(rng.integers(20)), wide), window, dilation, strict=True))
+    sizes = tuple(
+        max(s, (w - 1) * d + 1) for s, w, d in zip((9 + int(rng.integers(20)), wide), window, dilation, strict=True)
+    )
     x = rng.standard_normal((n, *sizes, c))
     w = rng.standard_normal((*window, per, c)) / np.sqrt(per * np.prod(window))
 

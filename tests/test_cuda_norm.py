@@ -65,7 +65,9 @@ def oracle(kind, groups, activation, x, scale, bias, dy, residual=0.0):
     k = h * scale
     dx = rstd * (k - k.mean((1, 3), keepdims=True) - xhat * (k * xhat).mean((1, 3), keepdims=True))
     sums = [(h * xhat).sum((0, 1)).ravel(), h.sum((0, 1)).ravel()]
-    near = np.abs(z.reshape(x.shape)) < 1e-3 if activation == "relu" else np.zeros(x.shape, bool)  # either side of the kink
+    near = (
+        np.abs(z.reshape(x.shape)) < 1e-3 if activation == "relu" else np.zeros(x.shape, bool)
+    )  # either side of the kink
     return [y.reshape(x.shape), dx.reshape(x.shape), *sums, mean.ravel(), var.ravel()], near
 
 
@@ -80,7 +82,9 @@ def test_columns(kind, shape, groups, dtype, activation):
 
         @jax.jit
         def run(x, scale, bias, dy, more):
-            y, back = jax.vjp(lambda *a: call(kind, groups, activation, *a, more)[0], x, scale, bias)
+            y, back = jax.vjp(
+                lambda x, scale, bias: call(kind, groups, activation, x, scale, bias, more)[0], x, scale, bias
+            )
             return (y, *back(dy), *call(kind, groups, activation, x, scale, bias, more)[1:])
 
         with jaxprims.use("cuda"):
@@ -125,7 +129,9 @@ def test_nan_stays_in_its_statistic(dtype):
     x = np.random.default_rng(0).standard_normal((4, 16, 16, 64)).astype(np.float32)
     x[1, 3, 5, 20] = np.nan
     with jaxprims.use("cuda"):
-        y, mean, _ = (np.asarray(v) for v in call("batch", 0, "relu", jnp.asarray(x, dtype), jnp.ones(64), jnp.zeros(64)))
+        y, mean, _ = (
+            np.asarray(v) for v in call("batch", 0, "relu", jnp.asarray(x, dtype), jnp.ones(64), jnp.zeros(64))
+        )
         z = np.asarray(call("group", 16, None, jnp.asarray(x, dtype), jnp.ones(64), jnp.zeros(64))[0])
     assert np.isnan(y[..., 20]).all() and np.isnan(y).sum() == y[..., 20].size and np.isnan(mean).sum() == 1
     assert np.isnan(z[1, ..., 20:24]).all() and np.isnan(z).sum() == z[1, ..., 20:24].size
@@ -148,5 +154,7 @@ def test_local_response_norm(shape, beta, dtype):
 
     d = 1 + 0.1 * window(x * x)
     want = x * d**-beta, dy * d**-beta - 0.2 * beta * x * window(dy * x * d ** (-beta - 1))
-    np.testing.assert_allclose(got[0], want[0], rtol=8 * EPS[dtype] if dtype == "float32" else 1.01 * EPS[dtype], atol=1e-7)
+    np.testing.assert_allclose(
+        got[0], want[0], rtol=8 * EPS[dtype] if dtype == "float32" else 1.01 * EPS[dtype], atol=1e-7
+    )
     np.testing.assert_allclose(got[1], want[1], rtol=0, atol=4 * EPS[dtype] * np.abs(want[1]).max())

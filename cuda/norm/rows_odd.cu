@@ -44,7 +44,7 @@ template <class T>
 __device__ __forceinline__ void shifted_vector(const T* a, int k, int shift, int n, float (&v)[kVec<T>]) {
   constexpr int V = kVec<T>;
   uint4 lo{0, 0, 0, 0}, hi{0, 0, 0, 0};
-  if (k > 0 && shift > 0) lo = *reinterpret_cast<const uint4*>(a + (k - 1) * V);
+  if (k > 0 && shift > 0 && (k - 1) * V < n) lo = *reinterpret_cast<const uint4*>(a + (k - 1) * V);
   if (k * V < n) hi = *reinterpret_cast<const uint4*>(a + k * V);
   uint32_t w[9] = {lo.x, lo.y, lo.z, lo.w, hi.x, hi.y, hi.z, hi.w, 0};
   const int bytes = (V - shift) * static_cast<int>(sizeof(T));  // 2 to 16
@@ -183,8 +183,12 @@ rows_backward_odd(const __grid_constant__ Problem p, const __grid_constant__ Row
   for (int k = 0; k < K; ++k) {
     float w[V];
     parameter<T>(p.a[kScale], lane + k * group, shift, n, 1.f, w);
+    const Part<T> part(lane + k * group, shift, n);
 #pragma unroll
-    for (int e = 0; e < V; ++e) dscale[k][e] = dbias[k][e] = 0.f;
+    for (int e = 0; e < V; ++e) {
+      if (e < part.from || e >= part.to) w[e] = 0.f;  // it is multiplied by zeros, and might be NaN
+      dscale[k][e] = dbias[k][e] = 0.f;
+    }
 #pragma unroll
     for (int i = 0; i < V / 4; ++i) scale[(k * (V / 4) + i) * blockDim.x + threadIdx.x] = {w[4 * i], w[4 * i + 1], w[4 * i + 2], w[4 * i + 3]};
   }
