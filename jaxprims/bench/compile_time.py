@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 CONTENDERS = ("xla", "jaxprims")
-META = ("commit", "gpu", "driver", "jax", "date")
-FIELDS = ("program", "batch", "dtype", "contender", "lower_s", "compile_s", "of_xla", *META)
+META: tuple[str, ...] = ("commit", "gpu", "driver", "jax", "date")
+FIELDS: tuple[str, ...] = ("program", "batch", "dtype", "contender", "lower_s", "compile_s", "of_xla", *META)
 
 Convolution = tuple[int, int, int, int, int]  # height and width of x, C, K, window, stride
 
