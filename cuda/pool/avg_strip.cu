@@ -202,8 +202,13 @@ __global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 3)
 
 // 3x3 windows of stride 1, forward and backward: both sum 3x3 neighbours of the source, the backward with the padding 2 - pad, of
 // dy / count (Before) instead of a division behind. A thread has two neighbouring columns, which share two of their columns' sums.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr int kSingles = 4;  // blocks a multiprocessor, of one channel a thread: five leave it too few registers here
+#else
+constexpr int kSingles = 5;
+#endif
 template <class T, int V, bool Before>
-__global__ void __launch_bounds__(kThreads, V == 1 ? 5 : 2)
+__global__ void __launch_bounds__(kThreads, V == 1 ? kSingles : 2)
     avg3_kernel(const Strip g, const Items items, int divisor, const T* __restrict__ x, T* __restrict__ y) {
   constexpr int kColumns = 4, W = kWords<T, V>;
   const int64_t n = int64_t{blockIdx.x} * kThreads + threadIdx.x;
