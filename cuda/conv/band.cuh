@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kBandThreads, 1) band_kernel(const __grid_cons
     for (int32_t h = part.h0; h < h1; ++h) {
       const bool valid = h >= part.low && h < part.high;
       const uint32_t stage = ring + slot * a.stage;
-      if (valid) copy_wait<kBandStages - 2>();
+      if (valid) copies_wait<kBandStages - 2>();
       __syncthreads();
       const int32_t out = h - (R - 1);
       const bool ends = out >= part.p0;

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(256, NT <= 3 ? 2 : 1) first_input_grad(const _
         const int p = p0 + static_cast<int>(row), q = q0 + static_cast<int>(col);
         const bool inside = p >= 0 && p < s.P && q < s.Q && k < s.K;
         const uint16_t* from = inside ? dy + (static_cast<int64_t>(p) * s.Q + q) * s.K + k : dy;
-        copy16(to + px * 32 + ((half ^ (px >> 2 & 1)) << 4), from, inside ? 16 : 0);
+        copy_async(to + px * 32 + ((half ^ (px >> 2 & 1)) << 4), from, inside ? 16 : 0);
       }
       copies_commit();
     };
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(256, NT <= 3 ? 2 : 1) first_input_grad(const _
       load_stage(0);
       const int lrow = warp * 64 + (lane & 15), lhalf = lane >> 4;
       for (int kk = 0; kk < a.k16; ++kk) {
-        copies_wait();
+        copies_wait<0>();
         __syncthreads();
         if (kk + 1 < a.k16) load_stage(kk + 1);
         const uint32_t from = stage0 + (kk & 1) * a.stage * 32;

@@ -1,10 +1,11 @@
-// What the first-layer kernels share: mma.sync m16n8k16 with float32 sums, ldmatrix, cp.async.
+// What the first-layer kernels share: mma.sync m16n8k16 with float32 sums, ldmatrix.
 #pragma once
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include <cstdint>
 
+#include "common/async_copy.cuh"
 #include "common/pack.cuh"
 #include "common/ptx.cuh"
 
@@ -30,12 +31,6 @@ __device__ __forceinline__ void matrices_transposed(uint32_t (&a)[4], uint32_t a
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "r"(address) : "memory");
 }
-// 16 bytes to shared memory, of which the first `bytes` are read and the others are zeros.
-__device__ __forceinline__ void copy16(uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
 
 template <class T>
 __device__ __forceinline__ uint32_t pack2(float a, float b) {
@@ -43,7 +38,6 @@ __device__ __forceinline__ uint32_t pack2(float a, float b) {
   p.v[0] = from_float<T>(a), p.v[1] = from_float<T>(b);
   return *reinterpret_cast<const uint32_t*>(&p);
 }
-__device__ __forceinline__ uint32_t bits16(const void* p) { return *static_cast<const uint16_t*>(p); }
 
 }  // namespace first
 }  // namespace conv

@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(256, 1) first_weight_grad(const __grid_constan
     for (int e = tid; e < a.rows * a.q16 * (kChannels / 8); e += 256) {
       const int px = e / (kChannels / 8), k = e % (kChannels / 8) * 8, i = a.rows == 1 ? 0 : px / a.q16, q = px - i * a.q16;
       const bool inside = q < o.columns && o.p + i < s.P && k0 + k < s.K;
-      copy16(dy0 + buffer * dy_bytes + px * kPitch + k * 2, inside ? from + (static_cast<int64_t>(i) * s.Q + q) * s.K + k : dy,
+      copy_async(dy0 + buffer * dy_bytes + px * kPitch + k * 2, inside ? from + (static_cast<int64_t>(i) * s.Q + q) * s.K + k : dy,
              inside ? 16 : 0);
     }
   };
@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(256, 1) first_weight_grad(const __grid_constan
     const int chunks = static_cast<int>((begin + (high - low) * 2 - aligned + 15) / 16);
     for (int e = tid; e < chunks; e += 256) {
       const int64_t from = aligned + e * 16, left = a.x_bytes - from;
-      copy16(raw0 + slot * a.raw_bytes + e * 16, static_cast<const unsigned char*>(a.x) + from, left < 16 ? static_cast<int>(left) : 16);
+      copy_async(raw0 + slot * a.raw_bytes + e * 16, static_cast<const unsigned char*>(a.x) + from, left < 16 ? static_cast<int>(left) : 16);
     }
   };
   // Expands a row; row[0] is its element `low`.
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(256, 1) first_weight_grad(const __grid_constan
         expand(o, base + j < a.ring ? base + j : base + j - a.ring, h >= 0 && h < s.H, 0, x + (static_cast<int64_t>(o.n) * s.H + h) * s.W * s.C);
       }
     }
-    copies_wait();
+    copies_wait<0>();
     __syncthreads();
     if (i + 1 < last) load_dy(step_of(i + 1), buffer ^ 1);
     load_fresh(i + 2);

@@ -18,6 +18,7 @@
 
 #include <atomic>
 
+#include "common/async_copy.cuh"
 #include "conv/implicit_gemm.cuh"
 
 namespace jaxprims {
@@ -43,14 +44,8 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], 
 
 template <int Bytes>
 __device__ __forceinline__ void copy(float* to, const float* from, bool valid) {
-  const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  const int bytes = valid ? Bytes : 0;
-  if constexpr (Bytes == 16) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
+  copy_async<Bytes>(static_cast<uint32_t>(__cvta_generic_to_shared(to)), from, valid ? Bytes : 0);
 }
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Pending>
-__device__ __forceinline__ void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
 
 // W neighbours at a time.
 template <bool AK, int W>

@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) narrow_kernel(const __grid_
     for (int32_t h = part.h0; h < part.h1; ++h) {
       const bool valid = h >= part.low && h < part.high;
       const uint32_t stage = ring + slot * a.stage;
-      if (valid) copy_wait<kNarrowStages - 2>();
+      if (valid) copies_wait<kNarrowStages - 2>();
       __syncthreads();
       const int32_t out = h - (R - 1);
       const bool ends = out >= part.p0;

@@ -11,6 +11,7 @@
 #include <cstdint>
 
 #include "common/act.cuh"
+#include "common/async_copy.cuh"
 #include "common/pack.cuh"
 #include "conv/row_walk.h"
 
@@ -80,15 +81,6 @@ __device__ __forceinline__ void mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, 
                  : "r"(a0), "r"(a1), "r"(b0));
 }
 
-__device__ __forceinline__ void copy_async16(uint32_t to, const void* from, bool take) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(take ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Pending>
-__device__ __forceinline__ void copy_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
-}
-
 // The granules of a row that a thread copies: number threadIdx.x, + Threads, .. of images x window x GR. Where each lies, counted from the
 // window's first pixel in the array and from the stage in shared memory, is written down once; which are inside, once for each tile.
 template <int Threads, int GR, int J, int Unroll = J>
@@ -121,7 +113,7 @@ struct Granules {
       if (i >= count) break;
       const int2 at = table[i];
       const bool take = mask >> j & 1;
-      copy_async16(stage + at.y, take ? static_cast<const void*>(base + at.x) : any, take);
+      copy_async(stage + at.y, take ? static_cast<const void*>(base + at.x) : any, take ? 16 : 0);
     }
   }
 };
@@ -157,7 +149,7 @@ struct WalkLoader {
       ++h;
       settle(a, channel);
     }
-    copy_commit();
+    copies_commit();
   }
 };
 

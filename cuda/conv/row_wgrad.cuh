@@ -66,7 +66,7 @@ struct PairLoader {
       ++h;
       settle(a, channel);
     }
-    copy_commit();
+    copies_commit();
   }
 };
 
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(256, R <= 3 ? 2 : 1) band_wgrad_kernel(const _
     for (int32_t h = part.h0; h < part.h1; ++h) {
       const bool has_x = h >= part.low && h < part.high, has_y = h < part.p1 && h * a.d.dil_h + part.f < a.d.OH;
       const uint32_t stage = ring + slot * a.stage;
-      copy_wait<kPairStages - 2>();
+      copies_wait<kPairStages - 2>();
       __syncthreads();
       switch (number) {
         case 0: products(std::integral_constant<int, 0>{}, stage, has_x, has_y); break;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(256, R <= 3 ? 2 : 1) band_wgrad_kernel(const _
   }
 
   // Sums along the diagonals: a warp's 16 x 8 products pass through its own shared memory.
-  copy_wait<0>();
+  copies_wait<0>();
   __syncthreads();
   float* tile = reinterpret_cast<float*>(smem) + warp * 16 * 8;
   const int lane = threadIdx.x % 32;
@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(512, 1) narrow_wgrad_kernel(const __grid_const
     for (int32_t h = part.h0; h < part.h1; ++h) {
       const bool has_x = h >= part.low && h < part.high, has_y = h < part.p1 && h * a.d.dil_h + part.f < a.d.OH;
       const uint32_t stage = ring + slot * a.stage;
-      copy_wait<kPairStages - 2>();
+      copies_wait<kPairStages - 2>();
       __syncthreads();
       switch (number) {
         case 0: products(std::integral_constant<int, 0>{}, stage, has_x, has_y); break;
@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(512, 1) narrow_wgrad_kernel(const __grid_const
   }
 
   // The second half of the pixels is added to the first; the partial filter is [tap][channel of the group][k].
-  copy_wait<0>();
+  copies_wait<0>();
   __syncthreads();
   constexpr int kSums = R * kSteps * 4;
   float* sums = reinterpret_cast<float*>(smem) + (unit * 32 + lane) * (kSums + 1);

@@ -63,10 +63,10 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_kernel(const __grid_cons
         const bool take = static_cast<uint32_t>(w) < static_cast<uint32_t>(p.axis[2].I) && image0 + n < p.imgs &&
                           channel0 + granule * 8 < p.groups;
         const T* from = take ? base + n * p.in.outer + w * p.in.s[2] + granule * 8 : static_cast<const T*>(p.in_data);
-        copy_async16(ring + slot * kWideStage + place(n, col, granule), from, take);
+        copy_async(ring + slot * kWideStage + place(n, col, granule), from, take ? 16 : 0);
       }
     }
-    copy_commit();
+    copies_commit();
   };
   for (int i = 0; i + 1 < kWideStages; ++i) load(h0 + i, i);
 
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_kernel(const __grid_cons
   int slot = 0, u = 0;
 #pragma unroll 1
   for (int32_t h = h0; h < h1; ++h, ++number) {
-    copy_wait<kWideStages - 2>();
+    copies_wait<kWideStages - 2>();
     __syncthreads();
     load(h + kWideStages - 1, slot == 0 ? kWideStages - 1 : slot - 1);
     const uint32_t stage = ring + slot * kWideStage;

@@ -14,6 +14,7 @@
 //          float32 16384x4096 88 %, 65536x1024 93 %, 8192x8192 83, 84 %, 4096x16384 66 %.
 // Tried    the loop alone, bf16 32768x4096: 256 threads with 16 elements each 90 % with 3 and with 4 stages, g and xhat made again
 //          88 %; 128 with 32 87 %; 512 with 8 78 %, where they spill 40 %.
+#include "common/async_copy.cuh"
 #include "norm/rows.cuh"
 
 namespace jaxprims {
@@ -23,12 +24,7 @@ namespace {
 // Copies of 16 bytes to shared memory that a thread waits for and reads itself: no barrier.
 __device__ __forceinline__ void copy_async(uint4* to, const void* from, bool real) {
   const unsigned at = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(at), "l"(from), "r"(real ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copies_commit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
-template <int kLeft>
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_group %0;\n" ::"n"(kLeft) : "memory");
+  jaxprims::copy_async(at, from, real ? 16 : 0);
 }
 template <class T>
 __device__ __forceinline__ void staged(const uint4* from, float (&v)[kVec<T>]) {

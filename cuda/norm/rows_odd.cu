@@ -10,6 +10,7 @@
 //          134000x1001 51, 66 %; 17000x7777 45, 60 %.
 // Tried    H200, bf16, share of a copy: rows in shared memory, single elements from there (each thread the same columns of
 //          aligned rows) 28-30 % forward, 33-42 % backward.
+#include "common/async_copy.cuh"
 #include "norm/rows.cuh"
 
 namespace jaxprims {
@@ -206,10 +207,10 @@ rows_backward_odd(const __grid_constant__ Problem p, const __grid_constant__ Row
       for (int which = 0; which < 2; ++which) {
         const unsigned to = static_cast<unsigned>(__cvta_generic_to_shared(place(at, which, k)));
         const T* const array = static_cast<const T*>(p.a[which == 0 ? kX : kDy].data);
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(array + from), "r"(bytes) : "memory");
+        copy_async(to, array + from, bytes);
       }
     }
-    asm volatile("cp.async.commit_group;\n" ::: "memory");
+    copies_commit();
   };
   struct Row {
     float mean, low, var;
@@ -251,7 +252,7 @@ rows_backward_odd(const __grid_constant__ Problem p, const __grid_constant__ Row
         h[4 * i] *= w.x, h[4 * i + 1] *= w.y, h[4 * i + 2] *= w.z, h[4 * i + 3] *= w.w;
       }
     };
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(kStages - 1) : "memory");
+    copies_wait<kStages - 1>();
     Sum2 sum{0.f, 0.f};
 #pragma unroll
     for (int k = 0; k < K; ++k) {
@@ -295,7 +296,7 @@ rows_backward_odd(const __grid_constant__ Problem p, const __grid_constant__ Row
     }
     at = at + 1 == kStages ? 0 : at + 1;
   }
-  asm volatile("cp.async.wait_group 0;\n" ::: "memory");
+  copies_wait<0>();
   if (partial == nullptr) return;
 
   float* const out = partial + static_cast<int64_t>(blockIdx.x) * 2 * n;
