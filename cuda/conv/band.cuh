@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kBandThreads, 1) band_kernel(const __grid_cons
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[i] = __byte_perm(raw[i % 2][i / 2][0][c / 2], raw[i % 2][i / 2][1][c / 2], c % 2 ? 0x7632 : 0x5410);
 #pragma unroll
-        for (int r = 0; r < R; ++r) mma_k16<T>(acc[c][(U - r + R) % R], x, band[c][r][0], band[c][r][1]);
+        for (int r = 0; r < R; ++r) mma_k16(acc[c][(U - r + R) % R], x, band[c][r][0], band[c][r][1], T{});
       }
     }
     if (ends) {

@@ -14,12 +14,21 @@
 #pragma once
 #include "common/act.cuh"
 #include "common/fastdiv.h"
+#include "common/pack.cuh"
+#include "common/ptx.cuh"
+#include "common/warp_mma.cuh"
 #include "conv/first.h"
-#include "conv/first_mma.cuh"
 
 namespace jaxprims {
 namespace conv {
 namespace first {
+
+template <class T>
+__device__ __forceinline__ uint32_t pack2(float a, float b) {
+  Pack<T, 2> p;
+  p.v[0] = from_float<T>(a), p.v[1] = from_float<T>(b);
+  return *reinterpret_cast<const uint32_t*>(&p);
+}
 
 struct ForwardArgs {
   FirstShape s;
@@ -210,10 +219,10 @@ __global__ void __launch_bounds__(256, NT <= 8 ? 2 : 1) first_forward(const __gr
 #pragma unroll
         for (int j = 0; j < NT / 2; ++j) {
           const uint4 f = b[j * 32];
-          mma(acc[0][2 * j], a0, f.x, f.y, T{});
-          mma(acc[1][2 * j], a1, f.x, f.y, T{});
-          mma(acc[0][2 * j + 1], a0, f.z, f.w, T{});
-          mma(acc[1][2 * j + 1], a1, f.z, f.w, T{});
+          mma_k16(acc[0][2 * j], a0, f.x, f.y, T{});
+          mma_k16(acc[1][2 * j], a1, f.x, f.y, T{});
+          mma_k16(acc[0][2 * j + 1], a0, f.z, f.w, T{});
+          mma_k16(acc[1][2 * j + 1], a1, f.z, f.w, T{});
         }
         b += NT / 2 * 32;
       }

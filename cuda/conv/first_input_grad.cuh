@@ -10,9 +10,12 @@
 // stays in shared memory in the order in which lanes take it.
 // Measured (one H200, bf16): paper1 0.85-0.87 ms, ResNet's stem 0.96; cuDNN 5.4, 3.2.
 #pragma once
+#include "common/async_copy.cuh"
 #include "common/fastdiv.h"
+#include "common/pack.cuh"
+#include "common/ptx.cuh"
+#include "common/warp_mma.cuh"
 #include "conv/first.h"
-#include "conv/first_mma.cuh"
 
 namespace jaxprims {
 namespace conv {
@@ -111,12 +114,12 @@ __global__ void __launch_bounds__(256, NT <= 3 ? 2 : 1) first_input_grad(const _
           const uint32_t at = from + px * 32 + ((lhalf ^ (px >> 2 & 1)) << 4);
           uint32_t m[4][4];
 #pragma unroll
-          for (int i = 0; i < 4; ++i) matrices(m[i], at + i * 512);
+          for (int i = 0; i < 4; ++i) load_matrices(m[i], at + i * 512);
 #pragma unroll
           for (int c = 0; c < NT; ++c) {
             const uint2 v = fb[c * 32];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) mma(acc[i][c], m[i], v.x, v.y, T{});
+            for (int i = 0; i < 4; ++i) mma_k16(acc[i][c], m[i], v.x, v.y, T{});
           }
           fb += tap_step;
           px -= a.qt;

@@ -12,9 +12,12 @@
 // Measured (one H200, bf16): paper1 0.69-0.71 ms, ResNet's stem 0.76-0.77; cuDNN 1.40, 1.13.
 // Blocks share the sum over (n, p): their sums go to the workspace in float32, and a second kernel adds them in order.
 #pragma once
+#include "common/async_copy.cuh"
 #include "common/fastdiv.h"
+#include "common/pack.cuh"
+#include "common/ptx.cuh"
+#include "common/warp_mma.cuh"
 #include "conv/first.h"
-#include "conv/first_mma.cuh"
 
 namespace jaxprims {
 namespace conv {
@@ -185,18 +188,18 @@ __global__ void __launch_bounds__(256, 1) first_weight_grad(const __grid_constan
       for (; q0 < a.q16; q0 += 16 * a.wk) {
         uint32_t m[MT][4];
 #pragma unroll
-        for (int c = 0; c < MT; ++c) matrices_transposed(m[c], from_dy + (row * a.q16 + q0) * kPitch + c * 32);
+        for (int c = 0; c < MT; ++c) load_matrices_transposed(m[c], from_dy + (row * a.q16 + q0) * kPitch + c * 32);
         const int q = q0 + lane_q;
         const bool inside = q < o.columns;
         const uint32_t from_x = ring0 + q * q_bytes;
 #pragma unroll
         for (int j = 0; j < NT / 2; ++j) {
           uint32_t v[4];
-          matrices_transposed(v, inside ? from_x + offset[j] : zero);
+          load_matrices_transposed(v, inside ? from_x + offset[j] : zero);
 #pragma unroll
           for (int c = 0; c < MT; ++c) {
-            mma(acc[c][2 * j], m[c], v[0], v[1], T{});
-            mma(acc[c][2 * j + 1], m[c], v[2], v[3], T{});
+            mma_k16(acc[c][2 * j], m[c], v[0], v[1], T{});
+            mma_k16(acc[c][2 * j + 1], m[c], v[2], v[3], T{});
           }
         }
       }

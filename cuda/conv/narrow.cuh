@@ -27,16 +27,6 @@ struct NarrowArgs : WalkArgs {
 constexpr int kNarrowThreads = 512;
 constexpr int kNarrowSets = 4;  // of 16 pixels, a warp
 
-template <int N>
-__device__ __forceinline__ void load_matrices(uint32_t* d, uint32_t at) {
-  if constexpr (N == 4)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-                 : "r"(at));
-  else
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0,%1}, [%2];" : "=r"(d[0]), "=r"(d[1]) : "r"(at));
-}
-
 template <class T, int Depth>
 __global__ void __launch_bounds__(kNarrowThreads, 1) narrow_kernel(const __grid_constant__ NarrowArgs a) {
   constexpr int R = 3, S = 3, kWords = Depth == 8 ? 3 : 6;  // words of the filter's operand, a tap row
@@ -127,19 +117,19 @@ __global__ void __launch_bounds__(kNarrowThreads, 1) narrow_kernel(const __grid_
         const uint32_t from = stage + second + starts[(set0 + i) * 16 + lane % 16] * kNarrowPixel;
         if constexpr (Depth == 8) {
           uint32_t x[4], y[2];
-          load_matrices<4>(x, from);
-          load_matrices<2>(y, from + 2 * kNarrowPixel);
+          load_matrices(x, from);
+          load_matrices(y, from + 2 * kNarrowPixel);
 #pragma unroll
-          for (int r = 0; r < R; ++r) mma_k16<T>(acc[i][(U - r + R) % R], x, filter[r][0], filter[r][1]);
+          for (int r = 0; r < R; ++r) mma_k16(acc[i][(U - r + R) % R], x, filter[r][0], filter[r][1], T{});
 #pragma unroll
-          for (int r = 0; r < R; ++r) mma_k8<T>(acc[i][(U - r + R) % R], y[0], y[1], filter[r][2]);
+          for (int r = 0; r < R; ++r) mma_k8(acc[i][(U - r + R) % R], y[0], y[1], filter[r][2], T{});
         } else {
 #pragma unroll
           for (int s = 0; s < S; ++s) {
             uint32_t x[4];
-            load_matrices<4>(x, from + s * kNarrowPixel);
+            load_matrices(x, from + s * kNarrowPixel);
 #pragma unroll
-            for (int r = 0; r < R; ++r) mma_k16<T>(acc[i][(U - r + R) % R], x, filter[r][2 * s], filter[r][2 * s + 1]);
+            for (int r = 0; r < R; ++r) mma_k16(acc[i][(U - r + R) % R], x, filter[r][2 * s], filter[r][2 * s + 1], T{});
           }
         }
       }

@@ -13,6 +13,7 @@
 #include "common/act.cuh"
 #include "common/async_copy.cuh"
 #include "common/pack.cuh"
+#include "common/warp_mma.cuh"
 #include "conv/row_walk.h"
 
 namespace jaxprims {
@@ -55,30 +56,6 @@ template <class T>
 __device__ __forceinline__ uint32_t bits_or_zero(const T* at, const T* any, bool take) {
   const uint32_t v = __ldg(reinterpret_cast<const uint16_t*>(take ? at : any));
   return take ? v : 0u;
-}
-
-// d += a * b on 16 x 8 x 16 and 16 x 8 x 8: the layouts are PTX's m16n8k16 and m16n8k8.
-template <class T>
-__device__ __forceinline__ void mma_k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  if constexpr (sizeof(T) == 2 && kNanStep<T> == 0x007f007fu)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  else
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-template <class T>
-__device__ __forceinline__ void mma_k8(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b0) {
-  if constexpr (kNanStep<T> == 0x007f007fu)
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(b0));
-  else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(b0));
 }
 
 // The granules of a row that a thread copies: number threadIdx.x, + Threads, .. of images x window x GR. Where each lies, counted from the

@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(256, R <= 3 ? 2 : 1) band_wgrad_kernel(const _
 #pragma unroll
       for (int i = 0; i < 4; ++i) x[i] = __byte_perm(raw[i % 2][i / 2][0][c / 2], raw[i % 2][i / 2][1][c / 2], c % 2 ? 0x7632 : 0x5410);
 #pragma unroll
-      for (int r = 0; r < R; ++r) mma_k16<T>(acc[c][r], x, dy[c][(U - r + R) % R][0], dy[c][(U - r + R) % R][1]);
+      for (int r = 0; r < R; ++r) mma_k16(acc[c][r], x, dy[c][(U - r + R) % R][0], dy[c][(U - r + R) % R][1], T{});
     }
   };
   int slot = 0;
@@ -188,12 +188,6 @@ __global__ void __launch_bounds__(256, R <= 3 ? 2 : 1) band_wgrad_kernel(const _
     }
 }
 
-__device__ __forceinline__ void load_transposed(uint32_t (&d)[4], uint32_t at) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
-               : "r"(at));
-}
-
 // 16 warps: eight units x two halves of the pixels, each half four sets of 16.
 template <class T, int Depth>
 __global__ void __launch_bounds__(512, 1) narrow_wgrad_kernel(const __grid_constant__ RowWgradArgs a) {
@@ -239,17 +233,17 @@ __global__ void __launch_bounds__(512, 1) narrow_wgrad_kernel(const __grid_const
   const auto products = [&](auto number, uint32_t stage, bool has_x, bool has_y) {
     constexpr int U = decltype(number)::value;
 #pragma unroll
-    for (int i = 0; i < kSets / 2; ++i) load_transposed(dy[U][i], has_y && y_at[i] != ~0u ? stage + y_at[i] : zeros);
+    for (int i = 0; i < kSets / 2; ++i) load_matrices_transposed(dy[U][i], has_y && y_at[i] != ~0u ? stage + y_at[i] : zeros);
     if (!has_x) return;
 #pragma unroll
     for (int i = 0; i < kSets; ++i)
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
         uint32_t x[4];
-        load_transposed(x, stage + x_at[i] + s * (Depth == 8 ? 2 : 1) * kNarrowPixel);
+        load_matrices_transposed(x, stage + x_at[i] + s * (Depth == 8 ? 2 : 1) * kNarrowPixel);
 #pragma unroll
         for (int r = 0; r < R; ++r)
-          mma_k16<T>(acc[r][s], x, dy[(U - r + R) % R][i / 2][i % 2 * 2], dy[(U - r + R) % R][i / 2][i % 2 * 2 + 1]);
+          mma_k16(acc[r][s], x, dy[(U - r + R) % R][i / 2][i % 2 * 2], dy[(U - r + R) % R][i / 2][i % 2 * 2 + 1], T{});
       }
   };
   int slot = 0;

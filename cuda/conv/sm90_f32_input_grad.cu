@@ -1,4 +1,4 @@
-// The instances of sm90_f32.cuh for the input gradient: TF32 and exact, by tile; and two tiles for phases.
+// The instances of sm90_f32.cuh for the input gradient.
 #ifdef JAXPRIMS_SM90A
 #include "conv/sm90_f32_launch.h"
 #include "conv/sm90_f32_start.cuh"
@@ -7,29 +7,10 @@ namespace jaxprims {
 namespace conv {
 
 cudaError_t sm90_f32_input_grad(const Problem& p, const Sm90F32Plan& plan, cudaStream_t stream) {
-  constexpr bool kForward = false;
-  switch (10000 * plan.strided + 1000 * plan.cb + plan.n) {
-    case 2256: return plan.exact ? cudaErrorInvalidValue : sm90_f32_start<false, kForward, 2, 256, 1>(p, plan, stream);
-    case 2192: return plan.exact ? cudaErrorInvalidValue : sm90_f32_start<false, kForward, 2, 192, 1>(p, plan, stream);
-    case 2128: return (plan.exact ? sm90_f32_start<true, kForward, 2, 128, 1> : sm90_f32_start<false, kForward, 2, 128, 1>)(p, plan, stream);
-    case 1128: return (plan.exact ? sm90_f32_start<true, kForward, 1, 128, 1> : sm90_f32_start<false, kForward, 1, 128, 1>)(p, plan, stream);
-    case 12128:
-      return (plan.exact ? sm90_f32_start<true, kForward, 2, 128, kSm90Phases> : sm90_f32_start<false, kForward, 2, 128, kSm90Phases>)(p, plan, stream);
-    case 11128:
-      return (plan.exact ? sm90_f32_start<true, kForward, 1, 128, kSm90Phases> : sm90_f32_start<false, kForward, 1, 128, kSm90Phases>)(p, plan, stream);
-    default: return cudaErrorInvalidValue;
-  }
+  return sm90_f32_by_tile<false>(p, plan, stream);
 }
 
-cudaError_t sm90_f32_prepare_input_grad() {
-  constexpr bool kForward = false;
-  return first_error({sm90_f32_allow<false, kForward, 2, 256, 1>(), sm90_f32_allow<false, kForward, 2, 192, 1>(),
-                      sm90_f32_allow<false, kForward, 2, 128, 1>(),
-                      sm90_f32_allow<true, kForward, 2, 128, 1>(), sm90_f32_allow<false, kForward, 1, 128, 1>(),
-                      sm90_f32_allow<true, kForward, 1, 128, 1>(), sm90_f32_allow<false, kForward, 2, 128, kSm90Phases>(),
-                      sm90_f32_allow<true, kForward, 2, 128, kSm90Phases>(), sm90_f32_allow<false, kForward, 1, 128, kSm90Phases>(),
-                      sm90_f32_allow<true, kForward, 1, 128, kSm90Phases>()});
-}
+cudaError_t sm90_f32_prepare_input_grad() { return sm90_f32_prepare<false>(); }
 
 }  // namespace conv
 }  // namespace jaxprims

@@ -1,4 +1,4 @@
-// Starts sm90_f32.cuh: tensor maps, phases and the grid.
+// Starts sm90_f32.cuh: tensor maps, phases and the grid; and the instances that there are.
 #pragma once
 #include "conv/sm90_f32.cuh"
 
@@ -95,6 +95,32 @@ cudaError_t sm90_f32_start(const Problem& p, const Sm90F32Plan& plan, cudaStream
   const unsigned blocks = tiles < sms ? static_cast<unsigned>(tiles) : static_cast<unsigned>(sms);
   kernel<<<blocks, kSm90Threads, Tile::kBytes, stream>>>(a);
   return cudaGetLastError();
+}
+
+// The instances of one direction: TF32 and exact, by tile; and two tiles for phases.
+template <bool Forward>
+cudaError_t sm90_f32_by_tile(const Problem& p, const Sm90F32Plan& plan, cudaStream_t stream) {
+  switch (10000 * plan.strided + 1000 * plan.cb + plan.n) {
+    case 2256: return plan.exact ? cudaErrorInvalidValue : sm90_f32_start<false, Forward, 2, 256, 1>(p, plan, stream);
+    case 2192: return plan.exact ? cudaErrorInvalidValue : sm90_f32_start<false, Forward, 2, 192, 1>(p, plan, stream);
+    case 2128: return (plan.exact ? sm90_f32_start<true, Forward, 2, 128, 1> : sm90_f32_start<false, Forward, 2, 128, 1>)(p, plan, stream);
+    case 1128: return (plan.exact ? sm90_f32_start<true, Forward, 1, 128, 1> : sm90_f32_start<false, Forward, 1, 128, 1>)(p, plan, stream);
+    case 12128:
+      return (plan.exact ? sm90_f32_start<true, Forward, 2, 128, kSm90Phases> : sm90_f32_start<false, Forward, 2, 128, kSm90Phases>)(p, plan, stream);
+    case 11128:
+      return (plan.exact ? sm90_f32_start<true, Forward, 1, 128, kSm90Phases> : sm90_f32_start<false, Forward, 1, 128, kSm90Phases>)(p, plan, stream);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+template <bool Forward>
+cudaError_t sm90_f32_prepare() {
+  return first_error({sm90_f32_allow<false, Forward, 2, 256, 1>(), sm90_f32_allow<false, Forward, 2, 192, 1>(),
+                      sm90_f32_allow<false, Forward, 2, 128, 1>(),
+                      sm90_f32_allow<true, Forward, 2, 128, 1>(), sm90_f32_allow<false, Forward, 1, 128, 1>(),
+                      sm90_f32_allow<true, Forward, 1, 128, 1>(), sm90_f32_allow<false, Forward, 2, 128, kSm90Phases>(),
+                      sm90_f32_allow<true, Forward, 2, 128, kSm90Phases>(), sm90_f32_allow<false, Forward, 1, 128, kSm90Phases>(),
+                      sm90_f32_allow<true, Forward, 1, 128, kSm90Phases>()});
 }
 
 }  // namespace conv

@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kWideThreads, 1) wide_kernel(const __grid_cons
 #pragma unroll
           for (int i = 0; i < P; ++i) {
             const int from = (U - i + P) % P;
-            mma_k16<T>(acc[c][i][n], x, e >= 0 ? band[c][from][e < 0 ? 0 : e] : 0u, e + 1 < NE ? band[c][from][e + 1 < NE ? e + 1 : 0] : 0u);
+            mma_k16(acc[c][i][n], x, e >= 0 ? band[c][from][e < 0 ? 0 : e] : 0u, e + 1 < NE ? band[c][from][e + 1 < NE ? e + 1 : 0] : 0u, T{});
           }
         }
       }
