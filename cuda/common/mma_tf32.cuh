@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/mma.cuh"
+#include "common/warp_mma.cuh"  // round_tf32
 
 namespace jaxprims {
 
@@ -95,12 +96,6 @@ __device__ __forceinline__ void mma_tf32(float (&d)[N / 2], const uint32_t* a, u
   }
 }
 
-// To TF32's 11 bits, halves away from zero.
-__device__ __forceinline__ uint32_t round_tf32(uint32_t v) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(__uint_as_float(v)));
-  return r;
-}
 // To TF32's 11 bits, away from zero; the largest numbers, infinity and NaN as they are.
 __device__ __forceinline__ uint32_t round_tf32_away(uint32_t v) {
   return (v & 0x7FFFFFFF) < 0x7F7FE000 ? (v + 0x1FFF) & 0xFFFFE000 : v;

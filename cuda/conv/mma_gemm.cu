@@ -19,6 +19,7 @@
 #include <atomic>
 
 #include "common/async_copy.cuh"
+#include "common/warp_mma.cuh"
 #include "conv/implicit_gemm.cuh"
 
 namespace jaxprims {
@@ -29,18 +30,6 @@ constexpr int kM = 128, kN = 64, kK = 32, kStages = 3, kPitchK = kK + 4, kPitchM
 constexpr int kFloatsA = kM * kPitchK, kFloatsB = kN * kPitchK, kStageFloats = kFloatsA + kFloatsB;
 static_assert(kFloatsA >= kK * kPitchM && kFloatsB >= kK * kPitchN && kStages * kStageFloats >= kM * (kN + 1), "");
 constexpr int kBytes = kStages * kStageFloats * 4;
-
-// The nearest TF32 number.
-__device__ __forceinline__ uint32_t to_tf32(float x) {
-  uint32_t r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
-__device__ __forceinline__ void mma_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
 
 template <int Bytes>
 __device__ __forceinline__ void copy(float* to, const float* from, bool valid) {
@@ -93,11 +82,11 @@ __device__ __forceinline__ float at(const float* s, int row, int step, int pitch
 
 // x as high + low, both TF32, where x is finite and not next to the largest numbers: low is no number then.
 __device__ __forceinline__ void parts(float x, uint32_t& high, uint32_t& low) {
-  high = to_tf32(x);
-  low = to_tf32(x - __uint_as_float(high));
+  high = round_tf32(x);
+  low = round_tf32(x - __uint_as_float(high));
 }
 __device__ __forceinline__ uint32_t finite_high(float x) {
-  const uint32_t high = to_tf32(x);
+  const uint32_t high = round_tf32(x);
   return (high << 1) == 0xff000000u ? __float_as_uint(x) & 0xffffe000u : high;
 }
 
@@ -120,7 +109,7 @@ __device__ __forceinline__ void multiply_stage(const float* sa, const float* sb,
     if constexpr (Products == 1) {
       uint32_t a[2][4], b[4][2];
 #pragma unroll
-      for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = to_tf32(va[i / 4][i % 4]), b[i / 2][i % 2] = to_tf32(vb[i / 2][i % 2]);
+      for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = round_tf32(va[i / 4][i % 4]), b[i / 2][i % 2] = round_tf32(vb[i / 2][i % 2]);
 #pragma unroll
       for (int i = 0; i < 8; ++i) mma_tf32(acc[i], a[i / 4], b[i % 4]);
     } else {

@@ -337,7 +337,7 @@ struct Sm90F32Multiplier {
       for (int j = 0; j < 16; ++j) {
         const float v = __uint_as_float(x[j]);
         const bool finite = (x[j] & 0x7FFFFFFF) < 0x7F7FF000;  // and so is what it is rounded to
-        const uint32_t r = round_tf32(x[j]);
+        const uint32_t r = round_tf32(v);
         high[j] = finite ? r : x[j];
         low[j] = finite ? __float_as_uint(v - __uint_as_float(r)) : 0;
         other[j] = finite ? r : (x[j] & 0x80000000) | 0x3F800000;
