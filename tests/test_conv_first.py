@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,46 +10,17 @@ import numpy as np
 import pytest
 
 import jaxprims
-from jaxprims.conv import workspace as workspace_module
-from jaxprims.conv.params import ConvParams
+from tests.native import FORWARD, INPUT_GRAD, WEIGHT_GRAD, build, dw_workspace
 from tests.test_cuda_fuzz import COUNT, check, log_int
-
-ROOT = Path(__file__).parent.parent
-FORWARD, INPUT_GRAD, WEIGHT_GRAD = 0, 1, 2
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    compiler = next(filter(None, (os.environ.get("CXX"), shutil.which("c++"), shutil.which("g++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("first") / "first"
-    source = str(ROOT / "tests" / "conv_first.cpp")
-    subprocess.run([compiler, "-std=c++17", "-O1", "-I", str(ROOT / "cuda"), source, "-o", str(path)], check=True)
-    return path
+    return build("conv_first", tmp_path_factory.mktemp("conv_first"))
 
 
-def workspace(b, n, c, h, k, r, u, pad):
-    batched = b > 1
-    lead = (b,) if batched else ()
-    params = ConvParams(
-        lhs_spec=(0, 3, 1, 2),
-        rhs_spec=(3, 2, 0, 1),
-        out_spec=(0, 3, 1, 2),
-        strides=(u, u),
-        padding=((pad, pad), (pad, pad)),
-        lhs_dilation=(1, 1),
-        rhs_dilation=(1, 1),
-        x_spatial=(h, h),
-        w_spatial=(r, r),
-        groups=1,
-        x_batched=batched,
-        y_batched=batched,
-        w_batched=batched,
-    )
-    x = jax.core.ShapedArray((*lead, n, h, h, c), jnp.bfloat16)
-    dy = jax.core.ShapedArray((*lead, n, *params.y_spatial, k), jnp.bfloat16)
-    return workspace_module.conv_dw(params, x, dy)
+def workspace(b, *shape):
+    return dw_workspace(*shape, dtype="bfloat16", batched=(b,) if b > 1 else ())
 
 
 PAPER1 = (1, 128, 3, 128, 96, 11, 1, 0)

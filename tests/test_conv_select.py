@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import jax
 import jax.export
 import pytest
 
 from jaxprims.conv import workspace as workspace_module
-from jaxprims.conv.params import ConvParams
-
-ROOT = Path(__file__).parent.parent
-FORWARD, INPUT_GRAD, WEIGHT_GRAD = 0, 1, 2
+from tests.native import FORWARD, INPUT_GRAD, ROOT, WEIGHT_GRAD, build, dw_workspace
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    compiler = next(filter(None, (os.environ.get("CXX"), shutil.which("c++"), shutil.which("g++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("select") / "select"
-    source = str(ROOT / "tests" / "conv_select.cpp")
-    subprocess.run([compiler, "-std=c++17", "-O1", "-I", str(ROOT / "cuda"), source, "-o", str(path)], check=True)
-    return path
+    return build("conv_select", tmp_path_factory.mktemp("conv_select"))
 
 
 def test_every_product_is_visited_once(program):
@@ -81,28 +69,6 @@ def test_float32_tile(program, tf32, op, n, c, h, k, r, u, pad, tile):
     assert subprocess.run([str(program), *arguments], capture_output=True, text=True).stdout.strip() == tile
 
 
-def workspace(n, c, h, k, r, u, pad, groups=1, dtype="float32", batched=()):
-    """The bytes that conv_dw asks for; n and the batch axis B may be symbolic."""
-    params = ConvParams(
-        lhs_spec=(0, 3, 1, 2),
-        rhs_spec=(3, 2, 0, 1),
-        out_spec=(0, 3, 1, 2),
-        strides=(u, u),
-        padding=((pad, pad), (pad, pad)),
-        lhs_dilation=(1, 1),
-        rhs_dilation=(1, 1),
-        x_spatial=(h, h),
-        w_spatial=(r, r),
-        groups=groups,
-        x_batched=bool(batched),
-        y_batched=bool(batched),
-        w_batched=bool(batched),
-    )
-    x = jax.core.ShapedArray((*batched, n, h, h, c), dtype)
-    dy = jax.core.ShapedArray((*batched, n, *params.y_spatial, k), dtype)
-    return workspace_module.conv_dw(params, x, dy)
-
-
 @pytest.mark.parametrize(
     "op, n, c, h, k, r, u, pad, groups, kernel",
     [
@@ -132,7 +98,7 @@ def test_generic_kernel(program, op, n, c, h, k, r, u, pad, groups, kernel):
 )
 def test_weight_gradient_is_split(program, n, c, h, k, r, u, pad, groups, kernel):
     """No block alone has the sum over all pixels, where the reduction is long."""
-    space = workspace(n, c, h, k, r, u, pad, groups)
+    space = dw_workspace(n, c, h, k, r, u, pad, groups)
     arguments = ["generic", *(str(a) for a in (WEIGHT_GRAD, n, c, h, k, r, u, pad, groups, space))]
     assert (
         subprocess.run([str(program), *arguments], capture_output=True, text=True, check=True).stdout.strip() == kernel
@@ -148,16 +114,16 @@ def test_workspace_is_bounded():
             for r in (1, 3, 11):
                 for images, batched in ((1, ()), (4096, ()), (n, ()), (64, (b,)), (n, (b,)), (256, (1000,))):
                     for dtype in ("float32", "bfloat16"):
-                        space = workspace(images, c, 224, k, r, 1, r // 2, dtype=dtype, batched=batched)
+                        space = dw_workspace(images, c, 224, k, r, 1, r // 2, dtype=dtype, batched=batched)
                         assert isinstance(space, int) and 0 <= space < 64 << 20
-    assert workspace(256, 3, 224, 64, 7, 2, 3) > 0
-    assert workspace(n, 3, 224, 64, 7, 2, 3) > 0
-    assert workspace(n, 3, 224, 64, 7, 2, 3, batched=(b,)) > 0
-    assert workspace(256, 64, 56, 64, 1, 1, 0, groups=64) > 0
-    assert workspace(1, 8, 8, 8, 3, 1, 1) == 0
-    assert workspace(0, 8, 64, 8, 3, 1, 1) == 0
-    assert workspace(256, 4096, 7, 4096, 1, 1, 0) == 0  # the result alone is 64 MiB
-    assert workspace(1, 8, 8, 8, 3, 1, 1, dtype="bfloat16") == workspace_module._SM90_WORKSPACE
+    assert dw_workspace(256, 3, 224, 64, 7, 2, 3) > 0
+    assert dw_workspace(n, 3, 224, 64, 7, 2, 3) > 0
+    assert dw_workspace(n, 3, 224, 64, 7, 2, 3, batched=(b,)) > 0
+    assert dw_workspace(256, 64, 56, 64, 1, 1, 0, groups=64) > 0
+    assert dw_workspace(1, 8, 8, 8, 3, 1, 1) == 0
+    assert dw_workspace(0, 8, 64, 8, 3, 1, 1) == 0
+    assert dw_workspace(256, 4096, 7, 4096, 1, 1, 0) == 0  # the result alone is 64 MiB
+    assert dw_workspace(1, 8, 8, 8, 3, 1, 1, dtype="bfloat16") == workspace_module._SM90_WORKSPACE
 
 
 def test_workspace_agrees(program):

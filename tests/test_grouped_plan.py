@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
-FORWARD, INPUT_GRAD, WEIGHT_GRAD = 0, 1, 2
+from tests.native import FORWARD, INPUT_GRAD, WEIGHT_GRAD, build
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    compiler = next(filter(None, (os.environ.get("CXX"), shutil.which("c++"), shutil.which("g++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("grouped") / "grouped"
-    source = str(ROOT / "tests" / "grouped_plan.cpp")
-    subprocess.run([compiler, "-std=c++17", "-O1", "-I", str(ROOT / "cuda"), source, "-o", str(path)], check=True)
-    return path
+    return build("grouped_plan", tmp_path_factory.mktemp("grouped_plan"))
 
 
 def test_every_output_is_visited_once(program):

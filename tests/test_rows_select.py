@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.native import build
 
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    compiler = next(filter(None, (os.environ.get("CXX"), shutil.which("c++"), shutil.which("g++"))), None)
-    if compiler is None:
-        pytest.skip("no C++ compiler")
-    path = tmp_path_factory.mktemp("rows") / "rows"
-    source = str(ROOT / "tests" / "rows_select.cpp")
-    subprocess.run([compiler, "-std=c++17", "-O1", "-I", str(ROOT / "cuda"), source, "-o", str(path)], check=True)
-    return path
+    return build("rows_select", tmp_path_factory.mktemp("rows_select"))
 
 
 def test_every_element_has_a_thread(program):
