@@ -119,8 +119,6 @@ def conv_program(
 
 def by_patches(item: Item) -> Program | None:
     """A forward convolution by algorithm="gemm", where that exists."""
-    from jax import lax
-
     import jaxprims
 
     row = item.row
@@ -128,17 +126,13 @@ def by_patches(item: Item) -> Program | None:
         return None
     if row.layout != "NHWC":
         return None
-    return Program(
-        lambda x, w: jaxprims.conv(
-            x,
-            w,
-            strides=row.stride,
-            padding=row.pad,
-            kernel_dilation=row.dilation,
-            precision=lax.Precision.HIGHEST if item.dtype == "f32" else lax.Precision.DEFAULT,
-            algorithm="gemm",
+
+    def conv(x: Any, w: Any, strides: Any, padding: Any, *, rhs_dilation: Any, **options: Any) -> Any:
+        return jaxprims.conv(
+            x, w, strides=strides, padding=padding, kernel_dilation=rhs_dilation, algorithm="gemm", **options
         )
-    )
+
+    return conv_program(row, item.dtype, "fwd", conv, jaxprims.conv_transpose)
 
 
 # --- ops bound by memory --------------------------------------------------------------------------------------------------

@@ -154,6 +154,11 @@ def w_shape(p: ConvParams, x: Any, dy: Any) -> tuple[Any, ...]:
     return scatter((k, c // p.groups if p.groups > 1 else c, *p.w_spatial), p.rhs_spec)
 
 
+def dw_shape(p: ConvParams, x: Any, dy: Any) -> tuple[Any, ...]:
+    """w's, with the batch axis that x or dy has."""
+    return leading((x, p.x_batched), (dy, p.y_batched)) + w_shape(p, x, dy)
+
+
 def flops(y: Sequence[Any], w: Sequence[Any], p: ConvParams) -> int:
     """2 N P Q K (C / groups) R S, times the batch axis; 0 where a size is symbolic. ``y`` carries the batch axis."""
     taps = (gather(w, p.rhs_spec, 0)[1], *p.w_spatial)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from jaxprims.conv import reference, workspace
 from jaxprims.conv.choice import conv_choice
-from jaxprims.conv.params import ALGORITHMS, ConvParams, allows_tf32, flops, leading, w_shape, x_shape, y_shape
+from jaxprims.conv.params import ALGORITHMS, ConvParams, allows_tf32, dw_shape, flops, leading, x_shape, y_shape
 from jaxprims.core.activations import activation_code, activation_slope, apply_activation
 from jaxprims.core.checks import is_static, promote, wide_dtype
 from jaxprims.core.primitive import define_primitive, move_to_front
@@ -46,7 +46,7 @@ def _x_result(p: ConvParams, dy: Any, w: Any) -> tuple[tuple[tuple[Any, ...], An
 
 
 def _w_result(p: ConvParams, x: Any, dy: Any) -> tuple[tuple[tuple[Any, ...], Any]]:
-    return ((leading((x, p.x_batched), (dy, p.y_batched)) + w_shape(p, x, dy), p.result_dtype(x)),)
+    return ((dw_shape(p, x, dy), p.result_dtype(x)),)
 
 
 def _rest_flags(p: ConvParams) -> tuple[bool, ...]:

@@ -17,7 +17,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxprims.conv.params import ConvParams, Spec, dilated, gather, leading, scatter, w_shape, x_shape, y_shape
+from jaxprims.conv.params import (
+    ConvParams,
+    Spec,
+    dilated,
+    dw_shape,
+    gather,
+    leading,
+    scatter,
+    x_shape,
+    y_shape,
+)
 from jaxprims.core.activations import apply_activation
 from jaxprims.core.checks import is_static, promote, wide_dtype
 
@@ -38,7 +48,7 @@ def conv_dx(p: ConvParams, dy: jax.Array, w: jax.Array) -> tuple[jax.Array]:
 
 def conv_dw(p: ConvParams, x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
     """The transpose of conv in w."""
-    shape = leading((x, p.x_batched), (dy, p.y_batched)) + w_shape(p, x, dy)
+    shape = dw_shape(p, x, dy)
     return (_run(_kernel_gradient, p, (x, p.x_batched), (dy, p.y_batched), shape),)
 
 

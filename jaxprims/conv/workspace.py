@@ -10,7 +10,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from jaxprims.conv.params import ConvParams, gather, leading, w_shape
+from jaxprims.conv.params import ConvParams, dw_shape, gather, w_shape
 from jaxprims.core.checks import is_static
 
 MOST_WORKSPACE = 64 << 20  # bytes that any call may ask for
@@ -18,11 +18,15 @@ MOST_WORKSPACE = 64 << 20  # bytes that any call may ask for
 _SM90_WORKSPACE = 2 * 132 * 8 * 64 * 64 * 4
 
 
+def _half_types(*operands: Any) -> bool:
+    return all(jnp.dtype(a.dtype).name in ("float16", "bfloat16") for a in operands)
+
+
 def _sm90_workspace(p: ConvParams, x: Any, dy: Any) -> int:
     """Bytes in which Hopper's weight gradient keeps partial sums; 0 for what it does not take (cuda/conv/sm90.h)."""
     if p.batch_groups * p.groups != 1 or p.x_batched or p.y_batched or p.w_batched:
         return 0
-    if not all(jnp.dtype(a.dtype).name in ("float16", "bfloat16") for a in (x, dy)):
+    if not _half_types(x, dy):
         return 0
     last = p.rank + 1
     if p.lhs_spec[1] != last or p.out_spec[1] != last or p.rhs_spec[:2] != (last, last - 1) or max(p.lhs_dilation) > 1:
@@ -52,9 +56,9 @@ def _first_workspace(p: ConvParams, x: Any, dy: Any) -> int:
     """Bytes for the sums of the blocks that share a first layer's weight gradient (cuda/conv/first.h); 0 for what it does not take."""
     if p.batch_groups * p.groups != 1 or p.rank > 2 or max(p.lhs_dilation) > 1 or max(p.rhs_dilation) > 1:
         return 0
-    if not all(jnp.dtype(a.dtype).name in ("float16", "bfloat16") for a in (x, dy)):
+    if not _half_types(x, dy):
         return 0
-    result = leading((x, p.x_batched), (dy, p.y_batched)) + w_shape(p, x, dy)
+    result = dw_shape(p, x, dy)
     if not is_static(*result):
         return 0
     channels, features = x.shape[p.x_batched + p.lhs_spec[1]], dy.shape[p.y_batched + p.out_spec[1]]
@@ -76,7 +80,7 @@ def _split_workspace(p: ConvParams, x: Any, dy: Any) -> int:
 
     0 where a reduction is too short to be shared, or the result too large. select.h takes what it gets, and needs no other number.
     """
-    result = leading((x, p.x_batched), (dy, p.y_batched)) + w_shape(p, x, dy)
+    result = dw_shape(p, x, dy)
     terms = [n for axis, n in enumerate(dy.shape[p.y_batched :]) if axis != p.out_spec[1]]
     most = math.prod(terms) // _SPLIT_TERMS if is_static(*terms) else _SPLIT_WORKSPACE
     if most < 2:
